@@ -1,0 +1,54 @@
+"""What every operator checks and casts before it computes."""
+
+import torch
+from torch import Tensor
+
+BACKENDS = (None, "reference", "triton", "cpu")
+
+
+def autocast(input: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Tensor | None]:
+    """Under autocast: input and weight in the low precision, offsets in float32. Float64 is left alone, as PyTorch does."""
+    device = input.device.type
+    tensors = [input, weight, *offsets]
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    low = torch.get_autocast_dtype(device)
+    dtypes = [low, low, *(torch.float32 for _ in offsets)]
+    return [t if t is None or t.dtype == torch.float64 else t.to(d) for t, d in zip(tensors, dtypes, strict=True)]
+
+
+def check_same(name: str, tensor: Tensor, like: Tensor, like_name: str = "input") -> None:
+    """One device and, outside autocast, one dtype."""
+    if tensor.device != like.device:
+        raise ValueError(f"{name} must be on {like_name}'s device {like.device}, got {tensor.device}")
+    if tensor.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type):
+        raise ValueError(f"{name} must have {like_name}'s dtype {like.dtype}, got {tensor.dtype}")
+
+
+def check_offset(name: str, offset: Tensor, like: Tensor, like_name: str = "input") -> None:
+    """Offsets are float32 or of the data's dtype: other mixes lose precision unseen."""
+    if offset.dtype != torch.float32:
+        check_same(name, offset, like, like_name)
+    elif offset.device != like.device:
+        raise ValueError(f"{name} must be on {like_name}'s device {like.device}, got {offset.device}")
+
+
+def check_backend(backend: str | None, tensor: Tensor) -> None:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+    if backend == "cpu" and tensor.device.type != "cpu":
+        raise ValueError(f'backend "cpu" needs tensors on the CPU, got {tensor.device}')
+    if backend == "triton":
+        if tensor.dtype == torch.float64:
+            raise ValueError('backend "triton" takes float32, float16 and bfloat16, got torch.float64')
+        if tensor.device.type == "cpu" and not interpreting():
+            raise ValueError('backend "triton" needs tensors on a GPU, or TRITON_INTERPRET=1, got cpu')
+
+
+def interpreting() -> bool:
+    """Whether Triton kernels run in Triton's interpreter, on the CPU."""
+    try:
+        import triton
+    except ImportError:
+        return False
+    return bool(triton.knobs.runtime.interpret)

@@ -1,0 +1,99 @@
+"""Deformable kernels, depthwise: y[n,c,p] = sum_k x[n,c,p + k + image_offset[n,k,p]] * W_c(g_k + kernel_offset[n,k,p]).
+
+N batch, C channels, H/W input, Ho/Wo output, K kernel side (K*K taps), S scope side (S*S stored weights). Rigid
+convolution, global and local deformable kernels, deformable convolution and both together are cases of it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dkcls.ops.checks import autocast, check_backend, check_offset, check_same
+from dkcls.ops.deform_kernel import library, reference
+from dkcls.ops.geometry import Geometry, Grid, make_geometry
+from dkcls.ops.sample_kernel import sample_kernel2d
+
+def deform_kernel2d(
+    input: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None = None,
+    image_offset: Tensor | None = None,
+    *,
+    kernel_size: int | Sequence[int] = 3,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    grid: Grid = "centered",
+    clip: str = "hard",
+    backend: str | None = None,
+) -> Tensor:
+    """Depthwise convolution whose kernel is read from a scope of weights, at places that may move with the data.
+
+    Args:
+        input: [N, C, H, W], contiguous or channels_last; the output has the same memory format.
+        weight: [C, 1, Sh, Sw], the scope.
+        kernel_offset: where each tap reads the scope, relative to the grid: [N, 2*Kh*Kw, Ho, Wo] per position (local DK),
+            [N, 2*Kh*Kw] per image (global DK), or None for the grid itself. (y, x) interleaved, taps in row-major order.
+        image_offset: where each tap reads the input, relative to the rigid place: [N, 2*Kh*Kw, Ho, Wo], laid out as
+            torchvision.ops.deform_conv2d takes it, or None.
+        kernel_size, stride, padding, dilation: an int or a pair (y, x).
+        grid: "centered" (unit steps), "spread" (from end to end of the scope), or the step.
+        clip: "hard" stops the gradient outside the scope, "projected" lets it through where it leads back inside.
+        backend: None chooses by device; "reference", "triton" or "cpu" insist.
+
+    Returns:
+        [N, C, Ho, Wo]
+    """
+    _check_tensors(input, weight, kernel_offset, image_offset)
+    geometry = make_geometry(weight.shape[2:], kernel_size, stride, padding, dilation, grid, clip)
+    _check_offsets(input, kernel_offset, image_offset, geometry)
+    check_backend(backend, input)
+    input, weight, kernel_offset, image_offset = autocast(input, weight, kernel_offset, image_offset)
+
+    if kernel_offset is None or kernel_offset.dim() == 2:
+        weight = sample_kernel2d(weight, kernel_offset, kernel_size=geometry.kernel_size, grid=grid, clip=clip, backend=backend)
+        if kernel_offset is None and image_offset is None:
+            return torch.nn.functional.conv2d(
+                input, weight[0], None, geometry.stride, geometry.padding, geometry.dilation, groups=input.shape[1]
+            )
+        kernel_offset = None
+    if backend == "reference":
+        return _reference(input, weight, kernel_offset, image_offset, geometry)
+    return library.deform_kernel2d(input, weight, kernel_offset, image_offset, *geometry, backend or "")
+
+
+def _reference(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+    """The plain sum over taps under autograd; half precision is accumulated in float32."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    tensors = (None if t is None else t.to(dtype) for t in (x, weight, kernel_offset, image_offset))
+    return reference.forward(*tensors, geometry).to(x.dtype)
+
+
+def _check_tensors(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None) -> None:
+    if x.dim() != 4:
+        raise ValueError(f"input must be [N, C, H, W], got {list(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"input must be floating point, got {x.dtype}")
+    if weight.dim() != 4 or weight.shape[0] != x.shape[1] or weight.shape[1] != 1 or 0 in weight.shape[2:]:
+        raise ValueError(f"weight must be [C, 1, Sh, Sw] = [{x.shape[1]}, 1, Sh, Sw], got {list(weight.shape)}")
+    check_same("weight", weight, x)
+    for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
+        if offset is not None:
+            check_offset(name, offset, x)
+
+
+def _check_offsets(x: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> None:
+    ho, wo = geometry.output_size(x.shape[2], x.shape[3])
+    if ho < 1 or wo < 1:
+        raise ValueError(
+            f"input of {list(x.shape[2:])} is too small for kernel_size {geometry.kernel_size}, padding {geometry.padding} "
+            f"and dilation {geometry.dilation}: the output would be [{ho}, {wo}]"
+        )
+    local, whole = [x.shape[0], 2 * geometry.taps, ho, wo], [x.shape[0], 2 * geometry.taps]
+    for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
+        if offset is None:
+            continue
+        shapes = f"[N, 2*Kh*Kw, Ho, Wo] = {local}" + (f" or [N, 2*Kh*Kw] = {whole}" if name == "kernel_offset" else "")
+        if list(offset.shape) != local and not (name == "kernel_offset" and list(offset.shape) == whole):
+            raise ValueError(f"{name} must be {shapes}, got {list(offset.shape)}")

@@ -1,0 +1,86 @@
+"""The meaning of the operator, in plain PyTorch: y[n,c,p] = sum_k x[n,c,p + k + image_offset] * W_c(g_k + kernel_offset).
+
+Any device, any floating dtype, twice differentiable.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dkcls.ops.geometry import Geometry
+from dkcls.ops.interpolation import sampling_matrix
+
+
+def image_corners(y: Tensor, x: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Coordinates -> their fractions (fy, fx) and, for the corners 00, 01, 10, 11, (flat index, whether inside)."""
+    y, x = y.clamp(-2, height + 1), x.clamp(-2, width + 1)
+    y0, x0 = y.detach().floor(), x.detach().floor()
+    corners = []
+    for dy, dx in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        iy, ix = (y0 + dy).nan_to_num().long(), (x0 + dx).nan_to_num().long()
+        inside = (iy >= 0) & (iy < height) & (ix >= 0) & (ix < width)
+        corners.append((iy.clamp(0, height - 1) * width + ix.clamp(0, width - 1), inside))
+    return y - y0, x - x0, corners
+
+
+def read_corner(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
+    """x [N, C, H, W] at flat indices [N, Ho, Wo], zero outside."""
+    rows = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
+    return x.flatten(2).gather(2, rows).unflatten(2, index.shape[1:]).masked_fill(~inside[:, None], 0)
+
+
+def tap_coordinates(image_offset: Tensor, tap: int, geometry: Geometry) -> list[Tensor]:
+    """Where this tap reads the input: [N, Ho, Wo] for y and x."""
+    coordinates = []
+    for a, k in enumerate(divmod(tap, geometry.kernel_size[1])):
+        place = torch.arange(image_offset.shape[2 + a], device=image_offset.device)
+        place = place * geometry.stride[a] - geometry.padding[a] + k * geometry.dilation[a]
+        coordinates.append(image_offset[:, a] + (place[:, None] if a == 0 else place))
+    return coordinates
+
+
+def tap_slice(x: Tensor, tap: int, geometry: Geometry) -> tuple[slice, slice]:
+    """The rows and columns of the padded input that this tap reads when nothing is deformed."""
+    rows, columns = (
+        slice(k * d, k * d + (out - 1) * stride + 1, stride)
+        for k, d, out, stride in zip(
+            divmod(tap, geometry.kernel_size[1]), geometry.dilation, geometry.output_size(*x.shape[2:]), geometry.stride, strict=True
+        )
+    )
+    return rows, columns
+
+
+def tap_value(x: Tensor, image_offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
+    """What this tap reads from the input, [N, C, Ho, Wo]; image_offset holds its two channels, [N, 2, Ho, Wo]."""
+    if image_offset is None:
+        pad_y, pad_x = geometry.padding
+        return F.pad(x, (pad_x, pad_x, pad_y, pad_y))[:, :, *tap_slice(x, tap, geometry)]
+    fy, fx, corners = image_corners(*tap_coordinates(image_offset, tap, geometry), *x.shape[2:])
+    shares = ((1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx)
+    terms = [share[:, None].to(x.dtype) * read_corner(x, *corner) for share, corner in zip(shares, corners, strict=True)]
+    return terms[0] + terms[1] + terms[2] + terms[3]
+
+
+def tap_weight(weight: Tensor, kernel_offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
+    """What this tap weighs it with, [N, C, Ho, Wo] or broadcastable to it.
+
+    weight is the scope [C, 1, Sh, Sw] with a kernel_offset [N, 2, Ho, Wo], else the taps' weights [1 or N, C, 1, Kh, Kw].
+    """
+    if kernel_offset is None:
+        return weight.flatten(2)[:, :, tap, None, None]
+    matrix = sampling_matrix(kernel_offset[:, 0], kernel_offset[:, 1], tap, weight.shape[2:], geometry)
+    return (matrix.to(weight.dtype) @ weight.flatten(1).t()).permute(0, 3, 1, 2)
+
+
+def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+    """The sum over taps of what is read times what weighs it."""
+    out: Tensor | int = 0
+    for tap in range(geometry.taps):
+        value = tap_value(x, of_tap(image_offset, tap), tap, geometry)
+        out = out + value * tap_weight(weight, of_tap(kernel_offset, tap), tap, geometry)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def of_tap(offset: Tensor | None, tap: int) -> Tensor | None:
+    return None if offset is None else offset[:, 2 * tap : 2 * tap + 2]

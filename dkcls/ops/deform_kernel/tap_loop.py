@@ -1,0 +1,103 @@
+"""The operator one tap at a time, with a backward that recomputes: what runs where no kernel of ours does.
+
+Any device and floating dtype, a few activations of extra memory instead of the K*K that autograd would keep.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dkcls.ops.deform_kernel.reference import (
+    forward,
+    image_corners,
+    of_tap,
+    read_corner,
+    tap_coordinates,
+    tap_slice,
+    tap_value,
+    tap_weight,
+)
+from dkcls.ops.geometry import Geometry
+from dkcls.ops.interpolation import interpolation_weights, project, sampling_matrix, tap_axes
+
+__all__ = ["backward", "forward"]
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients to (x, weight, kernel_offset, image_offset); those that are not needed are empty."""
+    pad_y, pad_x = geometry.padding if image_offset is None else (0, 0)
+    gx = F.pad(torch.zeros_like(x), (pad_x, pad_x, pad_y, pad_y))
+    gw = torch.zeros_like(weight)
+    gk, gi = [], []
+    for tap in range(geometry.taps):
+        k, i = of_tap(kernel_offset, tap), of_tap(image_offset, tap)
+        if needs[0] or needs[3]:
+            grad_value = grad * tap_weight(weight, k, tap, geometry)
+            if needs[0]:
+                _add_input_grad(gx, grad_value, x, i, tap, geometry)
+            if needs[3]:
+                gi.append(_image_offset_grad(grad_value, x, i, tap, geometry))
+        if needs[1] or needs[2]:
+            grad_weight = grad * tap_value(x, i, tap, geometry)
+            if needs[1]:
+                _add_weight_grad(gw, grad_weight, k, tap, geometry)
+            if needs[2]:
+                gk.append(_kernel_offset_grad(grad_weight, weight, k, tap, geometry))
+    gx = gx[:, :, pad_y : pad_y + x.shape[2], pad_x : pad_x + x.shape[3]]
+    return [gx, gw, torch.cat(gk, 1) if gk else gw.new_empty(0), torch.cat(gi, 1) if gi else gw.new_empty(0)]
+
+
+def _add_input_grad(total: Tensor, grad_value: Tensor, x: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> None:
+    if offset is None:
+        total[:, :, *tap_slice(x, tap, geometry)] += grad_value
+        return
+    fy, fx, corners = image_corners(*tap_coordinates(offset, tap, geometry), *x.shape[2:])
+    shares = ((1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx)
+    for share, (index, inside) in zip(shares, corners, strict=True):
+        share = (share * inside)[:, None].to(x.dtype)
+        total.flatten(2).scatter_add_(2, index.flatten(1)[:, None].expand(-1, x.shape[1], -1), (share * grad_value).flatten(2))
+
+
+def _image_offset_grad(grad_value: Tensor, x: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
+    assert offset is not None
+    fy, fx, corners = image_corners(*tap_coordinates(offset, tap, geometry), *x.shape[2:])
+    g00, g01, g10, g11 = ((grad_value * read_corner(x, *corner)).sum(1) for corner in corners)
+    return torch.stack([(1 - fx) * (g10 - g00) + fx * (g11 - g01), (1 - fy) * (g01 - g00) + fy * (g11 - g10)], 1)
+
+
+def _add_weight_grad(total: Tensor, grad_weight: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> None:
+    if offset is None:
+        per_image = grad_weight.sum((2, 3))
+        total.flatten(2)[:, :, tap] += per_image if total.shape[0] > 1 else per_image.sum(0)
+        return
+    matrix = sampling_matrix(offset[:, 0], offset[:, 1], tap, total.shape[2:], geometry).to(total.dtype)
+    total += torch.einsum("nhws,nchw->cs", matrix, grad_weight).view_as(total)
+
+
+def _kernel_offset_grad(grad_weight: Tensor, weight: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
+    assert offset is not None
+    scope = weight.shape[2:]
+    per_entry = (grad_weight.permute(0, 2, 3, 1) @ weight.flatten(1)).unflatten(-1, scope)  # [N, Ho, Wo, Sh, Sw]
+    grads = []
+    axes = tap_axes(offset[:, 0], offset[:, 1], tap, scope, geometry)
+    for a, (u, c) in enumerate(axes):
+        other = interpolation_weights(axes[1 - a][1], scope[1 - a])
+        along = (per_entry * other.unsqueeze(-2 + a)).sum(-1 - a)
+        if scope[a] == 1:
+            grads.append(torch.zeros_like(u))
+            continue
+        cell = c.floor().clamp(0, scope[a] - 2).nan_to_num().long().unsqueeze(-1)
+        slope = (along.gather(-1, cell + 1) - along.gather(-1, cell)).squeeze(-1)
+        last = scope[a] - 1
+        grads.append(project(slope, u, last) if geometry.clip == "projected" else slope.masked_fill((u < 0) | (u > last), 0))
+    return torch.stack(grads, 1)

@@ -1,0 +1,74 @@
+"""Where taps fall: output sizes and the grid on which a fresh deformable kernel reads its scope. The only copy of both."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Pair = tuple[int, int]
+Grid = str | float
+
+
+def pair(value: int | Sequence[int], name: str, minimum: int) -> Pair:
+    """An int or a pair of ints as a pair, checked."""
+    values = (value, value) if isinstance(value, int) else tuple(value)
+    if len(values) != 2 or any(not isinstance(v, int) or isinstance(v, bool) or v < minimum for v in values):
+        raise ValueError(f"{name} must be an int or a pair of ints, each at least {minimum}, got {value!r}")
+    return values[0], values[1]
+
+
+def grid_step(grid: Grid, kernel_size: int, scope: int) -> float:
+    """The distance between neighbouring taps in the scope, along one axis."""
+    if grid == "centered":
+        return 1.0
+    if grid == "spread":
+        return (scope - 1) / (kernel_size - 1) if kernel_size > 1 else 0.0
+    if isinstance(grid, (int, float)) and not isinstance(grid, bool) and 0 <= grid < float("inf"):
+        return float(grid)
+    raise ValueError(f'grid must be "centered", "spread" or a step of at least 0, got {grid!r}')
+
+
+def tap_grid(kernel_size: int, scope: int, step: float) -> list[float]:
+    """Scope coordinate of each tap along one axis, before any offset: centred, `step` apart, within [0, scope - 1]."""
+    centre, last = (scope - 1) / 2, scope - 1
+    return [min(max(centre + (k - (kernel_size - 1) / 2) * step, 0.0), float(last)) for k in range(kernel_size)]
+
+
+class Geometry(NamedTuple):
+    """Everything about a call that is not a tensor, one value per axis (y, x). The order is that of the registered ops."""
+
+    kernel_size: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    step: Sequence[float]
+    clip: str
+
+    @property
+    def taps(self) -> int:
+        return self.kernel_size[0] * self.kernel_size[1]
+
+    def output_size(self, height: int, width: int) -> Pair:
+        """Output height and width; below 1 where the kernel does not fit."""
+        ho, wo = (
+            (size + 2 * self.padding[a] - self.dilation[a] * (self.kernel_size[a] - 1) - 1) // self.stride[a] + 1
+            for a, size in enumerate((height, width))
+        )
+        return ho, wo
+
+
+def make_geometry(
+    scope: Sequence[int],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    grid: Grid = "centered",
+    clip: str = "hard",
+) -> Geometry:
+    """Checked and normalised user arguments."""
+    size = pair(kernel_size, "kernel_size", 1)
+    if clip not in ("hard", "projected"):
+        raise ValueError(f'clip must be "hard" or "projected", got {clip!r}')
+    step = grid_step(grid, size[0], scope[0]), grid_step(grid, size[1], scope[1])
+    return Geometry(
+        size, pair(stride, "stride", 1), pair(padding, "padding", 0), pair(dilation, "dilation", 1), step, clip
+    )
