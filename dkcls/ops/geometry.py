@@ -9,7 +9,7 @@ Grid = str | float
 
 def pair(value: int | Sequence[int], name: str, minimum: int) -> Pair:
     """An int or a pair of ints as a pair, checked."""
-    values = (value, value) if isinstance(value, int) else tuple(value)
+    values = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(values) != 2 or any(not isinstance(v, int) or isinstance(v, bool) or v < minimum for v in values):
         raise ValueError(f"{name} must be an int or a pair of ints, each at least {minimum}, got {value!r}")
     return values[0], values[1]
@@ -69,6 +69,4 @@ def make_geometry(
     if clip not in ("hard", "projected"):
         raise ValueError(f'clip must be "hard" or "projected", got {clip!r}')
     step = grid_step(grid, size[0], scope[0]), grid_step(grid, size[1], scope[1])
-    return Geometry(
-        size, pair(stride, "stride", 1), pair(padding, "padding", 0), pair(dilation, "dilation", 1), step, clip
-    )
+    return Geometry(size, pair(stride, "stride", 1), pair(padding, "padding", 0), pair(dilation, "dilation", 1), step, clip)

@@ -125,7 +125,10 @@ def assert_matches_reference(case: Case, dtype: torch.dtype, backend: str | None
     tensors = make_tensors(case, dtype, device)
     wide = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
     expected, got = run(case, wide, "reference"), run(case, tensors, backend)
-    names = ["output", *(n for n, t in zip(("input", "weight", "kernel_offset", "image_offset"), tensors, strict=True) if t is not None)]
+    names = [
+        "output",
+        *(n for n, t in zip(("input", "weight", "kernel_offset", "image_offset"), tensors, strict=True) if t is not None),
+    ]
     for name, e, g in zip(names, expected, got, strict=True):
         assert e.shape == g.shape, name
         assert g.isfinite().all(), name

@@ -57,3 +57,251 @@ def test_reference_is_the_scalar_loop(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tap_loop_is_the_reference_in_float64(case):
     assert_matches_reference(case, torch.float64, None, tolerance=1e-14)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_without_offsets_it_is_conv2d(stride):
+    x, weight = torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3)
+    expected = F.conv2d(x, weight, stride=stride, padding=1, groups=6)
+    torch.testing.assert_close(deform_kernel2d(x, weight, stride=stride, padding=1), expected)
+    zeros = torch.zeros(2, 18, *expected.shape[2:])
+    for offsets in ((zeros, None), (zeros[:, :, 0, 0], None), (None, zeros), (zeros, zeros)):
+        torch.testing.assert_close(deform_kernel2d(x, weight, *offsets, stride=stride, padding=1), expected)
+
+
+@pytest.mark.parametrize("integer", [False, True], ids=["between pixels", "on pixels"])
+@pytest.mark.parametrize("scale", [1.0, 6.0])
+def test_with_image_offsets_it_is_torchvisions_deform_conv2d(scale, integer):
+    """Output and every gradient, at integer coordinates, outside the image and on its border too."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 8, 7, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+    options = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)}
+    ho, wo = F.conv2d(x, weight, groups=5, **options).shape[2:]
+    offset = (scale * torch.randn(3, 12, ho, wo, dtype=torch.float64)).requires_grad_()
+    offset = offset.detach().round().requires_grad_() if integer else offset
+    inputs = (x, offset, weight)
+    expected = deform_conv2d(*inputs, **options)
+    grad = torch.randn_like(expected)
+    for backend in ("reference", None):
+        got = deform_kernel2d(x, weight, image_offset=offset, kernel_size=(3, 2), **options, backend=backend)
+        torch.testing.assert_close(got, expected)
+        for g, e in zip(torch.autograd.grad(got, inputs, grad), torch.autograd.grad(expected, inputs, grad, True), strict=True):
+            torch.testing.assert_close(g, e)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(c=2, size=(3, 3), n=1), Case(kind="dcn_local", c=2, size=(3, 3), n=1, stride=2)], ids=str
+)
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_gradcheck(case, backend):
+    tensors = make_tensors(case, torch.float64, seed=3)
+    given = [t for t in tensors if t is not None]
+
+    def run(*leaves):
+        leaves = iter(leaves)
+        return deform_kernel2d(*(None if t is None else next(leaves) for t in tensors), **case.options, backend=backend)
+
+    assert torch.autograd.gradcheck(run, given)
+    if backend == "reference":
+        assert torch.autograd.gradgradcheck(run, given)
+
+
+@pytest.mark.parametrize("scope", [3, 4, 5, 9])
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_zero_offsets_have_gradients(scope, backend):
+    """On integer grids (scopes 3, 5, 9) a hat's subgradient would be zero everywhere, and nothing would ever learn."""
+    x, weight, offset, _ = make_tensors(Case(n=1, c=4, size=(6, 6), scope=(scope, scope)))
+    local = torch.zeros_like(offset).requires_grad_()
+    whole = torch.zeros(1, 18, requires_grad=True)
+    for zeros in (local, whole):
+        deform_kernel2d(x, weight, zeros, padding=1, backend=backend).square().sum().backward()
+    assert (whole.grad != 0).all()
+    assert (local.grad[:, :, 1:-1, 1:-1] != 0).all()  # around them, taps read padding
+
+
+def _single(u, clip, backend, outer=1.0):
+    """d out / d offset for a one-tap kernel over the scope [1, 3, 7] read at u."""
+    weight = torch.tensor([1.0, 3.0, 7.0], dtype=torch.float64).view(1, 1, 1, 3)
+    offset = torch.tensor([0.0, u - 1.0], dtype=torch.float64).view(1, 2, 1, 1).requires_grad_()
+    x = torch.full((1, 1, 1, 1), outer, dtype=torch.float64)
+    deform_kernel2d(x, weight, offset, kernel_size=1, clip=clip, backend=backend).sum().backward()
+    return offset.grad.flatten()[1].item()
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_one_sided_derivatives_and_the_clip(backend):
+    # right derivative at integers, left one at the last; passes at equality, zero strictly outside
+    for u, expected in ((0.5, 2), (1.0, 4), (1.5, 4), (0.0, 2), (2.0, 4), (-0.01, 0), (2.01, 0)):
+        assert _single(u, "hard", backend) == expected
+    # projected: outside, only what leads back inside
+    for u, outer, expected in ((-1.0, 1.0, 0), (-1.0, -1.0, -2), (3.0, 1.0, 4), (3.0, -1.0, 0), (2.0, -1.0, -4)):
+        assert _single(u, "projected", backend, outer) == expected
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nan_in_nan_out(dtype, backend):
+    case = Case(kind="dcn_local", n=1, c=3, size=(5, 5))
+    for i in range(4):
+        tensors = [t.detach().clone() for t in make_tensors(case, dtype)]
+        tensors[i][(0,) * tensors[i].dim()] = float("nan")
+        assert deform_kernel2d(*tensors, **case.options, backend=backend).isnan().any()
+    # the first tap of the first position reads padding; its offset is heard all the same
+    tensors = [t.detach().clone() for t in make_tensors(Case(n=1, c=3, size=(5, 5)), dtype)[:3]]
+    tensors[2][0, 0, 0, 0] = float("nan")
+    assert deform_kernel2d(*tensors, padding=1, backend=backend)[0, :, 0, 0].isnan().all()
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_infinite_offsets_are_clipped_or_outside(backend):
+    x, weight = torch.randn(1, 2, 4, 4), torch.randn(2, 1, 4, 4)
+    far = torch.full((1, 18, 4, 4), float("inf"))
+    at_the_end = deform_kernel2d(x, weight, torch.full_like(far, 1e6), padding=1, backend=backend)
+    torch.testing.assert_close(deform_kernel2d(x, weight, far, padding=1, backend=backend), at_the_end)
+    assert (deform_kernel2d(x, weight, None, far, padding=1, backend=backend) == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["local", "dcn", "dcn_local", "global"])
+def test_output_follows_the_input_memory_format(kind):
+    for channels_last in (False, True):
+        case = Case(kind=kind, channels_last=channels_last)
+        tensors = make_tensors(case)
+        out = deform_kernel2d(*tensors, **case.options)
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        assert out.is_contiguous(memory_format=memory_format)
+        out.sum().backward()
+        assert tensors[0].grad.is_contiguous(memory_format=memory_format)
+
+
+def test_non_contiguous_tensors():
+    case = Case(kind="dcn_local")
+    tensors = [t.detach() for t in make_tensors(case)]
+    strided = [torch.stack([t, t], -1)[..., 0] for t in tensors]
+    assert not any(t.is_contiguous() for t in strided)
+    torch.testing.assert_close(deform_kernel2d(*strided, **case.options), deform_kernel2d(*tensors, **case.options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(dtype):
+    """Input and weight in the low precision, offsets in float32; gradients come back in the parameters' dtype."""
+    case = Case(kind="dcn_local")
+    tensors = make_tensors(case)
+    with torch.autocast("cpu", dtype):
+        out = deform_kernel2d(*tensors, **case.options)
+    assert out.dtype == dtype
+    low = [t.detach().to(dtype) if i < 2 else t.detach() for i, t in enumerate(tensors)]
+    assert torch.equal(out, deform_kernel2d(*low, **case.options))
+    out.sum().backward()
+    assert all(t.grad.dtype == torch.float32 for t in tensors)
+    double = [t.detach().double() for t in tensors]
+    with torch.autocast("cpu", dtype):
+        assert deform_kernel2d(*double, **case.options).dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", ["local", "dcn", "dcn_local", "global", "dcn_global"])
+def test_opcheck(kind):
+    from dkcls.ops.deform_kernel import library
+    from dkcls.ops.sample_kernel import sample_kernel2d
+
+    for channels_last in (True, False):
+        case = Case(kind=kind, channels_last=channels_last)
+        x, weight, kernel_offset, image_offset = make_tensors(case)
+        if kernel_offset is None or kernel_offset.dim() == 2:
+            weight = sample_kernel2d(weight, kernel_offset, kernel_size=3).detach().requires_grad_()
+            kernel_offset = None
+        options = make_geometry(case.scope, **case.options)
+        torch.library.opcheck(library.deform_kernel2d, (x, weight, kernel_offset, image_offset, *options, ""))
+
+
+@pytest.mark.parametrize("kind", ["local", "global", "dcn_local"])
+def test_compile_in_one_graph(kind):
+    case = Case(kind=kind)
+    tensors = make_tensors(case)
+
+    def call(*tensors):
+        return deform_kernel2d(*tensors, **case.options) * 2
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    expected, got = call(*tensors), compiled(*tensors)
+    torch.testing.assert_close(got, expected)
+    given = [t for t in tensors if t is not None]
+    for g, e in zip(torch.autograd.grad(got.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True):
+        torch.testing.assert_close(g, e)
+
+
+def test_export_with_a_dynamic_batch():
+    class Model(torch.nn.Module):
+        def forward(self, x, weight, offset):
+            return deform_kernel2d(x, weight, offset, padding=1)
+
+    case = Case(n=3)
+    x, weight, offset, _ = (None if t is None else t.detach() for t in make_tensors(case))
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(Model(), (x, weight, offset), dynamic_shapes=({0: batch}, None, {0: batch}))
+    two = x[:2].contiguous(memory_format=torch.channels_last), weight, offset[:2].contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(program.module()(*two), deform_kernel2d(*two, padding=1))
+
+
+def test_flops_are_the_convolutions():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(function):
+        with FlopCounterMode(display=False) as counter:
+            function()
+        return counter.get_total_flops()
+
+    x, weight, offset, _ = make_tensors(Case(c=16, size=(14, 14)))
+    rigid = torch.randn(16, 1, 3, 3, requires_grad=True)
+    plain = flops(lambda: F.conv2d(x, rigid, padding=1, groups=16))
+    assert plain == flops(lambda: deform_kernel2d(x, weight, offset, padding=1)) == 2 * 2 * 16 * 14 * 14 * 9
+    # backward: once to the input, once to the weight (PyTorch's own formula counts a grouped weight gradient as a dense one)
+    assert flops(lambda: deform_kernel2d(x, weight, offset, padding=1).sum().backward()) == 3 * plain
+
+
+def test_double_backward_is_an_error_that_names_the_way_out():
+    x, weight, offset, _ = make_tensors(Case())
+    (grad,) = torch.autograd.grad(deform_kernel2d(x, weight, offset, padding=1).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match='backend="reference"'):
+        grad.sum().backward()
+
+
+X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zeros(2, 18, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "message"),
+    [
+        ((X[0], WEIGHT), {}, r"input must be \[N, C, H, W\], got \[3, 5, 5\]"),
+        ((X.long(), WEIGHT), {}, "input must be floating point, got torch.int64"),
+        ((X, WEIGHT[:2]), {}, r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\], got \[2, 1, 4, 4\]"),
+        ((X, WEIGHT[:, 0]), {}, r"weight must be .* got \[3, 4, 4\]"),
+        ((X, WEIGHT[..., :0]), {}, r"weight must be .* got \[3, 1, 4, 0\]"),
+        ((X, WEIGHT.double()), {}, "weight must have input's dtype torch.float32, got torch.float64"),
+        ((X, WEIGHT.to("meta")), {}, "weight must be on input's device cpu, got meta"),
+        (
+            (X, WEIGHT, OFFSET[:, :9]),
+            {},
+            r"kernel_offset must be \[N, 2\*Kh\*Kw, Ho, Wo\] = \[2, 18, 5, 5\] or .* got \[2, 9, 5, 5\]",
+        ),
+        ((X, WEIGHT, OFFSET[:1]), {}, r"kernel_offset must be .* got \[1, 18, 5, 5\]"),
+        ((X, WEIGHT, OFFSET[:, :, :4]), {}, r"kernel_offset must be .* got \[2, 18, 4, 5\]"),
+        ((X, WEIGHT, OFFSET.double()), {}, "kernel_offset must have input's dtype torch.float32, got torch.float64"),
+        ((X, WEIGHT, OFFSET.to("meta")), {}, "kernel_offset must be on input's device cpu, got meta"),
+        ((X, WEIGHT, None, OFFSET[:, :, 0, 0]), {}, r"image_offset must be \[N, 2\*Kh\*Kw, Ho, Wo\] = .* got \[2, 18\]"),
+        ((X, WEIGHT, None, OFFSET.half()), {}, "image_offset must have input's dtype torch.float32, got torch.float16"),
+        ((X, WEIGHT), {"kernel_size": 0}, "kernel_size must be an int or a pair of ints, each at least 1, got 0"),
+        ((X, WEIGHT), {"stride": (1, 2, 3)}, r"stride must be .* got \(1, 2, 3\)"),
+        ((X, WEIGHT), {"padding": -1}, "padding must be .* at least 0, got -1"),
+        ((X, WEIGHT), {"dilation": 1.5}, "dilation must be .* got 1.5"),
+        ((X, WEIGHT), {"kernel_size": 9}, r"input of \[5, 5\] is too small"),
+        ((X, WEIGHT), {"grid": "even"}, 'grid must be "centered", "spread" or a step of at least 0, got \'even\''),
+        ((X, WEIGHT), {"grid": -1.0}, "grid must be .* got -1.0"),
+        ((X, WEIGHT), {"clip": "soft"}, 'clip must be "hard" or "projected", got \'soft\''),
+        ((X, WEIGHT), {"backend": "cuda"}, "backend must be one of .* got 'cuda'"),
+        ((X.double(), WEIGHT.double()), {"backend": "triton"}, 'backend "triton" takes float32, float16 and bfloat16, got'),
+    ],
+)
+def test_bad_arguments_are_named(tensors, options, message):
+    with pytest.raises(ValueError, match=message):
+        deform_kernel2d(*tensors, **({"padding": 1} | options))

@@ -14,6 +14,7 @@ from dkcls.ops.deform_kernel import library, reference
 from dkcls.ops.geometry import Geometry, Grid, make_geometry
 from dkcls.ops.sample_kernel import sample_kernel2d
 
+
 def deform_kernel2d(
     input: Tensor,
     weight: Tensor,
@@ -63,7 +64,9 @@ def deform_kernel2d(
     return library.deform_kernel2d(input, weight, kernel_offset, image_offset, *geometry, backend or "")
 
 
-def _reference(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+def _reference(
+    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry
+) -> Tensor:
     """The plain sum over taps under autograd; half precision is accumulated in float32."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     tensors = (None if t is None else t.to(dtype) for t in (x, weight, kernel_offset, image_offset))

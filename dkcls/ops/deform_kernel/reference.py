@@ -41,13 +41,11 @@ def tap_coordinates(image_offset: Tensor, tap: int, geometry: Geometry) -> list[
 
 def tap_slice(x: Tensor, tap: int, geometry: Geometry) -> tuple[slice, slice]:
     """The rows and columns of the padded input that this tap reads when nothing is deformed."""
-    rows, columns = (
-        slice(k * d, k * d + (out - 1) * stride + 1, stride)
-        for k, d, out, stride in zip(
-            divmod(tap, geometry.kernel_size[1]), geometry.dilation, geometry.output_size(*x.shape[2:]), geometry.stride, strict=True
-        )
-    )
-    return rows, columns
+    slices = []
+    for a, (k, out) in enumerate(zip(divmod(tap, geometry.kernel_size[1]), geometry.output_size(*x.shape[2:]), strict=True)):
+        start = k * geometry.dilation[a]
+        slices.append(slice(start, start + (out - 1) * geometry.stride[a] + 1, geometry.stride[a]))
+    return slices[0], slices[1]
 
 
 def tap_value(x: Tensor, image_offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:

@@ -1,0 +1,39 @@
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint gpu-check bench report clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: .venv/installed  ## make .venv and install everything into it, once
+
+.venv/installed: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -r requirements.txt -e '.[dev]'
+	touch $@
+
+lint: setup  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint  ## set up, then ruff, mypy and every test
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not interpreter"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) -m interpreter
+
+gpu-check: setup  ## on a machine with a GPU: tests, benchmark and report on the device, in one file to send back
+	$(BIN)/python scripts/gpu_check.py
+
+bench: setup  ## time the operators against the rigid convolution and torchvision, as ratios
+	$(BIN)/python scripts/bench_ops.py
+
+report: setup  ## registers, spills, shared memory and instructions of every Triton kernel
+	$(BIN)/python scripts/kernel_report.py
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

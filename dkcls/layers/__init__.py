@@ -1,0 +1,31 @@
+"""Layers: nn.Modules that own their weights and the generators of their offsets."""
+
+from dkcls.layers.cond_conv import CondConv2d
+from dkcls.layers.deform_kernel import (
+    DeformConv2d,
+    DeformKernelConv2d,
+    GlobalDeformKernel2d,
+    LocalDeformKernel2d,
+    StaticScope2d,
+)
+from dkcls.layers.generators import OffsetGenerator, offset_generators
+from dkcls.layers.init import fill_scope_, scope_from_kernel
+from dkcls.layers.record import OffsetRecord, record_offsets
+from dkcls.layers.registry import LAYERS, layer_class
+
+__all__ = [
+    "LAYERS",
+    "CondConv2d",
+    "DeformConv2d",
+    "DeformKernelConv2d",
+    "GlobalDeformKernel2d",
+    "LocalDeformKernel2d",
+    "OffsetGenerator",
+    "OffsetRecord",
+    "StaticScope2d",
+    "fill_scope_",
+    "layer_class",
+    "offset_generators",
+    "record_offsets",
+    "scope_from_kernel",
+]

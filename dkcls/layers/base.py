@@ -1,0 +1,126 @@
+"""What the layers share: nn.Conv2d's arguments, checked; a weight that they draw themselves; a bias, added last.
+
+None is an nn.Conv2d, so that initialisers that go by that class, as timm's do, leave it alone.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dkcls.layers.generators import LocalOffsets
+from dkcls.layers.init import draw_bias_, draw_kernel
+from dkcls.ops.geometry import Pair, pair
+
+
+class DynamicConv2d(nn.Module):
+    """Base class. A subclass adds its parameters and generators, says what `load_kernel` does, and calls `reset_parameters`."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        *,
+        padding_mode: str = "zeros",
+    ):
+        super().__init__()
+        if padding_mode != "zeros":
+            raise ValueError(f'padding_mode must be "zeros": taps that leave the input read zeros, got {padding_mode!r}')
+        if groups < 1 or in_channels % groups or out_channels % groups or in_channels < 1 or out_channels < 1:
+            raise ValueError(f"groups must divide in_channels = {in_channels} and out_channels = {out_channels}, got {groups}")
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = pair(kernel_size, "kernel_size", 1)
+        self.stride, self.dilation = pair(stride, "stride", 1), pair(dilation, "dilation", 1)
+        self.padding = padding if isinstance(padding, str) else pair(padding, "padding", 0)
+        self._padding, self._pad_first = self._resolve_padding()
+
+    def _resolve_padding(self) -> tuple[Pair, list[int]]:
+        """What the operator pads, and what F.pad must before it: "same" may need more at the end than at the start."""
+        if not isinstance(self.padding, str):
+            return self.padding, []
+        if self.padding not in ("same", "valid"):
+            raise ValueError(f'padding must be an int, a pair, "same" or "valid", got {self.padding!r}')
+        if self.padding == "valid":
+            return (0, 0), []
+        if self.stride != (1, 1):
+            raise ValueError(f'padding="same" needs stride 1, got stride {self.stride}')
+        y, x = (d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True))
+        if y % 2 == 0 and x % 2 == 0:
+            return (y // 2, x // 2), []
+        return (0, 0), [x // 2, x - x // 2, y // 2, y - y // 2]
+
+    def _require_depthwise(self) -> None:
+        if not self.in_channels == self.out_channels == self.groups:
+            raise ValueError(
+                f"{type(self).__name__} is depthwise: in_channels, out_channels and groups must be equal, got "
+                f"{self.in_channels}, {self.out_channels} and {self.groups}; pass out_channels={self.in_channels}, "
+                f"groups={self.in_channels}"
+            )
+
+    def _add_parameters(self, *shape: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.weight = nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
+        vector = nn.Parameter(torch.empty(self.out_channels, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", vector)
+
+    def _local_offsets(self) -> LocalOffsets:
+        """A generator with this layer's geometry."""
+        return LocalOffsets(
+            self.in_channels,
+            self.kernel_size,
+            self.stride,
+            self._padding,
+            self.dilation,
+            device=self.weight.device,
+            dtype=self.weight.dtype,
+        )
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The draws of nn.Conv2d, in its order, and zeros for the generators."""
+        kernel = draw_kernel(self.weight, self._kernel_shape)
+        draw_bias_(self.bias, self._fan_in)
+        self.load_kernel(kernel)
+        self._reset_generators()
+
+    def _reset_generators(self) -> None:
+        for generator in self.children():
+            generator.reset_parameters()  # type: ignore[operator]
+
+    def load_kernel(self, kernel: Tensor) -> None:
+        """Makes a fresh layer compute what a rigid one with the weight `kernel` does, [Cout, Cin/groups, Kh, Kw]."""
+        raise NotImplementedError(f"{type(self).__name__} has no one kernel to load")
+
+    def _check_kernel(self, kernel: Tensor) -> None:
+        expected = list(self._kernel_shape)
+        if list(kernel.shape) != expected:
+            raise ValueError(f"kernel must be [Cout, Cin/groups, Kh, Kw] = {expected}, got {list(kernel.shape)}")
+
+    @property
+    def _kernel_shape(self) -> tuple[int, int, int, int]:
+        return self.out_channels, self.in_channels // self.groups, *self.kernel_size
+
+    @property
+    def _fan_in(self) -> int:
+        return self.in_channels // self.groups * self.kernel_size[0] * self.kernel_size[1]
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return F.pad(x, self._pad_first) if self._pad_first else x
+
+    def _add_bias(self, out: Tensor) -> Tensor:
+        return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        for name, default in (("padding", (0, 0)), ("dilation", (1, 1)), ("groups", 1)):
+            value = getattr(self, name)
+            text += f", {name}={value!r}" if value != default else ""
+        return text if self.bias is not None else f"{text}, bias=False"

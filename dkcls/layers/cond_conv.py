@@ -1,0 +1,70 @@
+"""Conditional convolution as a layer: experts mixed per image by what the pooled input says."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dkcls.layers.base import DynamicConv2d
+from dkcls.layers.generators import Routing
+from dkcls.layers.init import draw_bias_, draw_kernel
+from dkcls.ops import cond_conv2d
+
+
+class CondConv2d(DynamicConv2d):
+    """Convolution whose kernel is a mix of experts, per image. A fresh layer gives every expert one half.
+
+    The weight is [E, Cout, Cin/groups*Kh*Kw]: `.to(memory_format=torch.channels_last)` breaks on five dimensions.
+
+    Args:
+        experts: E, how many kernels there are to mix.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        experts: int = 4,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode=padding_mode)
+        if experts < 1:
+            raise ValueError(f"experts must be at least 1, got {experts}")
+        self.experts = experts
+        self._add_parameters(experts, out_channels, self._fan_in, bias=bias, device=device, dtype=dtype)
+        self.routing = Routing(in_channels, experts, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Every expert as nn.Conv2d draws its kernel, then the bias; zeros for the routing."""
+        for expert in self.weight:
+            expert.copy_(draw_kernel(self.weight, self._kernel_shape).flatten(1))
+        draw_bias_(self.bias, self._fan_in)
+        self._reset_generators()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.unflatten(2, self._kernel_shape[1:])
+        return self._add_bias(
+            cond_conv2d(
+                self._pad(x),
+                weight,
+                self.routing(x),
+                stride=self.stride,
+                padding=self._padding,
+                dilation=self.dilation,
+                groups=self.groups,
+            )
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, experts={self.experts}"

@@ -1,0 +1,31 @@
+"""The one place that maps a name to a layer."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from dkcls.layers.cond_conv import CondConv2d
+from dkcls.layers.deform_kernel import (
+    DeformConv2d,
+    DeformKernelConv2d,
+    GlobalDeformKernel2d,
+    LocalDeformKernel2d,
+    StaticScope2d,
+)
+
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "rigid": nn.Conv2d,
+    "static": StaticScope2d,
+    "global_dk": GlobalDeformKernel2d,
+    "local_dk": LocalDeformKernel2d,
+    "dcn": DeformConv2d,
+    "dcn_local_dk": DeformKernelConv2d,
+    "cond": CondConv2d,
+}
+
+
+def layer_class(name: str) -> Callable[..., nn.Module]:
+    """The layer of that name; all take nn.Conv2d's arguments, and keywords of their own."""
+    if name not in LAYERS:
+        raise ValueError(f"layer must be one of {', '.join(LAYERS)}, got {name!r}")
+    return LAYERS[name]

@@ -1,0 +1,183 @@
+"""Short vectors of float32 for numba: what the kernels do to 8 or 32 channels at once, whatever the CPU's registers hold.
+
+LLVM splits a vector that is wider than a register, so that a wide one is an unrolled loop. Memory is reached through
+`pointer(address)`, which numba can index as it does an array. No operation assumes that a number is finite.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+_FLOAT, _INT, _BIT = ir.FloatType(), ir.IntType(32), ir.IntType(1)
+_POINTER = types.CPointer(types.float32)
+
+
+class Vector(types.Type):
+    """`width` float32 numbers."""
+
+    def __init__(self, width: int):
+        super().__init__(name=f"Vector({width})")
+        self.width = width
+
+
+class Lanes(types.Type):
+    """Which numbers of a vector a load or a store touches: all of them or, if partial, the first few."""
+
+    def __init__(self, width: int, partial: bool):
+        super().__init__(name=f"Lanes({width}, {partial})")
+        self.width, self.partial = width, partial
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager, vector):
+        super().__init__(manager, vector, ir.VectorType(_FLOAT, vector.width))
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager, lanes):
+        super().__init__(manager, lanes, ir.VectorType(_BIT, lanes.width))
+
+
+@intrinsic
+def pointer(typing, address, index):
+    """pointer(address or pointer, index): the numbers from `index` on; None for None."""
+    if isinstance(address, types.NoneType):
+        return types.none(address, types.int64), lambda context, builder, signature, args: context.get_dummy_value()
+
+    def generate(context, builder, signature, args):
+        start = args[0] if address == _POINTER else builder.inttoptr(args[0], context.get_value_type(_POINTER))
+        return builder.gep(start, [args[1]])
+
+    return _POINTER(_POINTER if address == _POINTER else types.int64, types.int64), generate
+
+
+@intrinsic(prefer_literal=True)
+def every(typing, width):
+    """every(width): all the lanes of a vector."""
+
+    def generate(context, builder, signature, args):
+        return ir.Constant(context.get_value_type(signature.return_type), [1] * width.literal_value)
+
+    return Lanes(width.literal_value, False)(width), generate
+
+
+@intrinsic(prefer_literal=True)
+def leading(typing, width, count):
+    """leading(width, count): the first `count` lanes; the others load as zero and are not stored."""
+
+    def generate(context, builder, signature, args):
+        lane = ir.Constant(ir.VectorType(_INT, width.literal_value), list(range(width.literal_value)))
+        return builder.icmp_signed("<", lane, _broadcast(builder, builder.trunc(args[1], _INT), width.literal_value))
+
+    return Lanes(width.literal_value, True)(width, types.int64), generate
+
+
+@intrinsic
+def load(typing, lanes, data, index):
+    """load(lanes, pointer, index)"""
+
+    def generate(context, builder, signature, args):
+        mask, place = args[0], _place(builder, *args[1:], lanes.width)
+        kind = place.type.pointee
+        if not lanes.partial:
+            return builder.load(place, align=4)
+        return _call(builder, f"llvm.masked.load.v{lanes.width}f32.p0", kind, [place, _INT(4), mask, ir.Constant(kind, None)])
+
+    return Vector(lanes.width)(lanes, _POINTER, types.int64), generate
+
+
+@intrinsic
+def store(typing, lanes, data, index, vector):
+    """store(lanes, pointer, index, vector)"""
+
+    def generate(context, builder, signature, args):
+        mask, place, value = args[0], _place(builder, *args[1:3], lanes.width), args[3]
+        if lanes.partial:
+            _call(builder, f"llvm.masked.store.v{lanes.width}f32.p0", ir.VoidType(), [value, place, _INT(4), mask])
+        else:
+            builder.store(value, place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(lanes, _POINTER, types.int64, vector), generate
+
+
+@intrinsic
+def splat(typing, lanes, number):
+    """splat(lanes, number): the number in every lane."""
+
+    def generate(context, builder, signature, args):
+        return _broadcast(builder, args[1], lanes.width)
+
+    return Vector(lanes.width)(lanes, types.float32), generate
+
+
+@intrinsic
+def mul(typing, a, b):
+    """mul(a, b) = a * b"""
+    return a(a, a), lambda context, builder, signature, args: builder.fmul(*args)
+
+
+@intrinsic
+def add(typing, a, b):
+    """add(a, b) = a + b"""
+    return a(a, a), lambda context, builder, signature, args: builder.fadd(*args)
+
+
+@intrinsic
+def sub(typing, a, b):
+    """sub(a, b) = a - b"""
+    return a(a, a), lambda context, builder, signature, args: builder.fsub(*args)
+
+
+@intrinsic
+def fma(typing, a, b, c):
+    """fma(a, b, c) = a * b + c, in one instruction where the CPU has it."""
+
+    def generate(context, builder, signature, args):
+        return _call(builder, f"llvm.fmuladd.v{a.width}f32", args[0].type, args)
+
+    return a(a, a, a), generate
+
+
+@intrinsic
+def totals(typing, a, b):
+    """totals(a, b): the sum over lanes of each, always in the same order."""
+
+    def generate(context, builder, signature, args):
+        x, y, width = args[0], args[1], a.width
+        lane = lambda first, second: _indices([*first, *second])  # noqa: E731
+        low, high = range(width // 2), range(width // 2, width)
+        pair = builder.fadd(
+            builder.shuffle_vector(x, y, lane(low, [width + i for i in low])),
+            builder.shuffle_vector(x, y, lane(high, [width + i for i in high])),
+        )  # the sums of x in the first half, those of y in the second
+        step = width // 4
+        while step:
+            pair = builder.fadd(pair, builder.shuffle_vector(pair, pair, _indices([i ^ step for i in range(width)])))
+            step //= 2
+        sums = builder.extract_element(pair, _INT(0)), builder.extract_element(pair, _INT(width // 2))
+        return context.make_tuple(builder, signature.return_type, sums)
+
+    return types.UniTuple(types.float32, 2)(a, a), generate
+
+
+def _indices(lanes):
+    return ir.Constant(ir.VectorType(_INT, len(lanes)), lanes)
+
+
+def _broadcast(builder, number, width: int):
+    undefined = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
+    zeros = ir.Constant(ir.VectorType(_INT, width), [0] * width)
+    return builder.shuffle_vector(builder.insert_element(undefined, number, _INT(0)), undefined, zeros)
+
+
+def _place(builder, data, index, width: int):
+    return builder.bitcast(builder.gep(data, [index]), ir.VectorType(_FLOAT, width).as_pointer())
+
+
+def _call(builder, name: str, result, args):
+    function = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, name), args)

@@ -1,0 +1,245 @@
+"""Launching the gather kernels: tiles, tables of weights, partial sums; and the list of what ships."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dkcls.ops.checks import interpreting
+from dkcls.ops.deform_kernel import gather_kernels as kernels
+from dkcls.ops.geometry import Geometry, Pair, make_geometry
+from dkcls.ops.triton_host import architecture, channels_last, dense
+from dkcls.ops.triton_support import KernelSpec
+
+WARPS = 4096  # of the weight gradients, at most: each program has a partial sum, so that this bounds their memory
+_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What of a call is fixed when its kernels are compiled. `scope` is None where weight holds the taps."""
+
+    arch: str
+    dtype: torch.dtype
+    channels: int
+    geometry: Geometry
+    scope: Pair | None
+    image_offset: bool
+    per_image: bool = False
+
+    @property
+    def pointers(self) -> dict[str, str | None]:
+        data, offset = f"*{_TYPES[self.dtype]}", "*fp32"
+        names = dict.fromkeys(("src", "dst", "grad", "x", "weight"), data) | {"grad_x": "*fp32", "partial": "*fp32"}
+        kernel, image = (offset if self.scope else None), (offset if self.image_offset else None)
+        return names | {"kernel_offset": kernel, "image_offset": image}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        scope = self.scope or (1, 1)
+        return {"geometry": self.geometry, "SCOPE": scope, "PER_IMAGE": self.per_image, "C": self.channels}
+
+    def __str__(self) -> str:
+        kind = (f"local, scope {self.scope[0]}" if self.scope else "taps") + (" + image" if self.image_offset else "")
+        return f"{kind}, {_TYPES[self.dtype]}, C = {self.channels}"
+
+
+def _spec(problem: Problem, name: str, fn: Any, constants: dict[str, Any], warps: int, elements: int, **rest: Any) -> KernelSpec:
+    constants = {k: v for k, v in (problem.constants | constants).items() if k in fn.arg_names}
+    pointers = {k: v for k, v in (problem.pointers | rest.pop("pointers", {})).items() if k in fn.arg_names}
+    constants |= {k: None for k, v in pointers.items() if v is None}
+    signature = {k: pointers.get(k) or "i32" for k in fn.arg_names if k not in constants}
+    return KernelSpec(f"{name} gather, {problem}", fn, signature, constants, warps, elements, **rest)
+
+
+def _chunks(channels: int, chunk: int, limit: int) -> int:
+    """Chunks per program, at most `limit`, such that the programs have equally many."""
+    chunks = triton.cdiv(channels, chunk)
+    return triton.cdiv(chunks, triton.cdiv(chunks, limit))
+
+
+@cache
+def map_spec(problem: Problem, flip: bool) -> KernelSpec:
+    chunk, positions = 64 // problem.dtype.itemsize, 32
+    chunks = _chunks(problem.channels, chunk, 8)
+    tiles = {"FLIP": flip, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
+    name = "input gradient" if flip else "forward"
+    return _spec(problem, name, kernels.map_kernel, tiles, 4, positions * chunk * chunks, trips=(problem.geometry.taps,))
+
+
+@cache
+def scatter_spec(problem: Problem, ordered: bool) -> KernelSpec:
+    positions, chunk, warps = (1, 128, 1) if ordered else (32, 16, 4)
+    chunks = _chunks(problem.channels, chunk, 2 if ordered else 8)
+    tiles = {"ORDERED": ordered, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
+    name = "input gradient, ordered scatter" if ordered else "input gradient, scatter"
+    trips = (1, problem.geometry.taps) if ordered else (problem.geometry.taps,)
+    return _spec(problem, name, kernels.scatter_kernel, tiles, warps, positions * chunk * chunks, trips=trips)
+
+
+@cache
+def offset_grad_spec(problem: Problem, to_kernel: bool, to_image: bool) -> KernelSpec:
+    chunk, positions = 64 // problem.dtype.itemsize, 32
+    chunks = _chunks(problem.channels, chunk, 2 if to_kernel and to_image else 4)
+    tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
+    blocks = triton.cdiv(problem.channels, chunk * chunks)
+    names = {"grad_kernel": "*fp32" if to_kernel else None, "grad_image": "*fp32" if to_image else None}
+    # left to itself ptxas takes fewer registers than it needs, and spills
+    registers = 128 if problem.scope is None or not problem.image_offset else 168 if problem.dtype == torch.float32 else 255
+    return _spec(
+        problem, "offset gradient", kernels.offset_grad_kernel, tiles, 4, positions * problem.channels,
+        trips=(problem.geometry.taps, blocks), pointers=names, maxnreg=registers if problem.arch.startswith("sm_") else None,
+    )  # fmt: skip
+
+
+@cache
+def scope_grad_spec(problem: Problem) -> KernelSpec:
+    assert problem.scope is not None
+    entries = max(16, triton.next_power_of_2(problem.scope[0] * problem.scope[1]))
+    full = problem.dtype == torch.float32
+    # a float32 product is three of tf32; bfloat16 has the range that products of gradients need
+    tiles = {
+        "POSITIONS": 32,
+        "BLOCK": min((128, 64), key=lambda block: triton.cdiv(problem.channels, block) * block),
+        "ENTRIES": min(entries, 32 if full else 128),
+        "OPERAND": tl.float32 if full or interpreting() else tl.bfloat16,
+        "PRECISION": "tf32x3" if problem.arch.startswith("sm_") and not interpreting() else "ieee",
+    }
+    warps = 8 if (full and problem.image_offset) or tiles["ENTRIES"] > 32 else 4
+    elements = tiles["POSITIONS"] * tiles["BLOCK"] * 8 // triton.cdiv(problem.scope[0] * problem.scope[1], tiles["ENTRIES"])
+    return _spec(
+        problem, "weight gradient", kernels.scope_grad_kernel, tiles, warps, elements, trips=(8, problem.geometry.taps)
+    )
+
+
+@cache
+def tap_grad_spec(problem: Problem) -> KernelSpec:
+    chunk, positions = 64 // problem.dtype.itemsize, 32
+    chunks = _chunks(problem.channels, chunk, 8)
+    tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
+    return _spec(
+        problem, "weight gradient", kernels.tap_grad_kernel, tiles, 4, 8 * positions * chunk * chunks, trips=(problem.geometry.taps, 8)
+    )
+
+
+def _prepare(
+    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry
+) -> tuple[Problem, dict[str, Any]]:
+    """What the kernels are compiled for, and the arguments that they share. x and weight as tables with channels last."""
+    kernel_size, stride, padding, dilation, step, clip = geometry
+    static = Geometry(tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), clip)
+    scope = None if kernel_offset is None else (weight.shape[2], weight.shape[3])
+    per_image = scope is None and weight.shape[0] > 1
+    problem = Problem(architecture(x), x.dtype, x.shape[1], static, scope, image_offset is not None, per_image)
+    ho, wo = geometry.output_size(x.shape[2], x.shape[3])
+    arguments = {
+        "x": channels_last(x),
+        "weight": (weight.flatten(1).t() if scope else weight.flatten(2).transpose(1, 2)).contiguous(),
+        "h": x.shape[2], "w": x.shape[3], "ho": ho, "wo": wo,
+    }  # fmt: skip
+    for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
+        arguments[name] = offset if offset is None else dense(offset)
+        strides = (0, 0, 0, 0) if offset is None else arguments[name].stride()
+        arguments |= dict(zip((f"{name[0]}_{axis}" for axis in "ncyx"), strides, strict=True))
+    largest = max(x.shape[1] * max(x.shape[2] * x.shape[3], ho * wo), 2 * geometry.taps * ho * wo)
+    if largest >= 2**31:
+        raise ValueError(f"one image, of the input, output or offsets, must have fewer than 2**31 elements, got {largest}")
+    return problem, arguments
+
+
+def _blocks(spec: KernelSpec) -> int:
+    """Blocks of channels."""
+    return triton.cdiv(spec.constants["C"], spec.constants["CHUNK"] * spec.constants["CHUNKS"])
+
+
+def _map(problem: Problem, arguments: dict[str, Any], src: Tensor, dst: Tensor, flip: bool) -> Tensor:
+    spec = map_spec(problem, flip)
+    stride = problem.geometry.stride if flip else (1, 1)
+    n, _, ho, wo = dst.shape
+    tiles = triton.cdiv(triton.cdiv(ho, stride[0]) * triton.cdiv(wo, stride[1]), spec.constants["POSITIONS"])
+    sizes = {"h": src.shape[2], "w": src.shape[3], "ho": ho, "wo": wo, "tiles": tiles}
+    spec.launch((n * stride[0] * stride[1] * tiles, _blocks(spec)), arguments | sizes | {"src": src, "dst": dst})
+    return dst
+
+
+def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+    problem, arguments = _prepare(x, weight, kernel_offset, image_offset, geometry)
+    shape = (*x.shape[:2], arguments["ho"], arguments["wo"])
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return _map(problem, arguments, arguments["x"], out, flip=False)
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+    needs: Sequence[bool],
+) -> Sequence[Tensor | None]:
+    problem, arguments = _prepare(x, weight, kernel_offset, image_offset, geometry)
+    arguments["grad"] = channels_last(grad)
+    input_grad = weight_grad = kernel_grad = image_grad = None
+    if needs[0] and image_offset is None:
+        input_grad = _map(problem, arguments, arguments["grad"], torch.empty_like(arguments["x"]), flip=True)
+    elif needs[0]:
+        input_grad = _scatter(problem, arguments)
+    if needs[1]:
+        weight_grad = (_tap_grad if problem.scope is None else _scope_grad)(problem, arguments).view(weight.shape)
+    if needs[2] or needs[3]:
+        kernel_grad, image_grad = _offset_grad(problem, arguments, needs[2], needs[3])
+    return input_grad, weight_grad, kernel_grad, image_grad
+
+
+def _scatter(problem: Problem, arguments: dict[str, Any]) -> Tensor:
+    ordered = torch.are_deterministic_algorithms_enabled()
+    spec = scatter_spec(problem, ordered)
+    grad_x = torch.zeros_like(arguments["x"], dtype=torch.float32)
+    tiles = triton.cdiv(arguments["ho"] * arguments["wo"], spec.constants["POSITIONS"])
+    programs = grad_x.shape[0] * (1 if ordered else tiles)
+    spec.launch((programs, _blocks(spec)), arguments | {"grad_x": grad_x, "tiles": tiles})
+    return grad_x
+
+
+def _offset_grad(problem: Problem, arguments: dict[str, Any], to_kernel: bool, to_image: bool) -> tuple[Tensor | None, Tensor | None]:
+    spec = offset_grad_spec(problem, to_kernel, to_image)
+    grads = [torch.empty_like(arguments[f"{name}_offset"]) if need else None for name, need in (("kernel", to_kernel), ("image", to_image))]
+    tiles = triton.cdiv(arguments["ho"] * arguments["wo"], spec.constants["POSITIONS"])
+    spec.launch(
+        (arguments["x"].shape[0] * tiles,), arguments | {"grad_kernel": grads[0], "grad_image": grads[1], "tiles": tiles}
+    )
+    return grads[0], grads[1]
+
+
+def _scope_grad(problem: Problem, arguments: dict[str, Any]) -> Tensor:
+    """[C, Sh*Sw], partial sums added in a fixed order."""
+    spec, (entries, channels) = scope_grad_spec(problem), arguments["weight"].shape
+    blocks = triton.cdiv(channels, spec.constants["BLOCK"]), triton.cdiv(entries, spec.constants["ENTRIES"])
+    tiles = triton.cdiv(arguments["ho"] * arguments["wo"], spec.constants["POSITIONS"])
+    all_tiles = arguments["x"].shape[0] * tiles
+    tiles_each = triton.cdiv(all_tiles, max(1, WARPS // (spec.num_warps * blocks[0] * blocks[1])))
+    programs = triton.cdiv(all_tiles, tiles_each)
+    partial = torch.empty(programs, entries, channels, dtype=torch.float32, device=arguments["x"].device)
+    counts = {"tiles": tiles, "all_tiles": all_tiles, "tiles_each": tiles_each}
+    spec.launch((programs, *blocks), arguments | counts | {"partial": partial})
+    return partial.sum(0).t().contiguous()
+
+
+def _tap_grad(problem: Problem, arguments: dict[str, Any]) -> Tensor:
+    """[1 or N, C, Kh*Kw], partial sums added in a fixed order."""
+    spec, (_, taps, channels) = tap_grad_spec(problem), arguments["weight"].shape
+    n = arguments["x"].shape[0]
+    tiles = triton.cdiv(arguments["ho"] * arguments["wo"], spec.constants["POSITIONS"])
+    tiles_each = triton.cdiv(tiles, max(1, WARPS // (spec.num_warps * n * _blocks(spec))))
+    splits = triton.cdiv(tiles, tiles_each)
+    partial = torch.empty(n, splits, taps, channels, dtype=torch.float32, device=arguments["x"].device)
+    spec.launch((n, splits, _blocks(spec)), arguments | {"tiles": tiles, "tiles_each": tiles_each, "partial": partial})
+    grad = partial.sum(1) if problem.per_image else partial.sum((0, 1)).unsqueeze(0)
+    return grad.transpose(1, 2).contiguous()

@@ -1,0 +1,134 @@
+"""What every Triton kernel costs, read off the compiled code: no GPU is needed.
+
+    python scripts/kernel_report.py                 # both tables, as in docs/performance.md
+    python scripts/kernel_report.py --targets sm_80 --kernels-only
+
+Instructions are those that a thread issues, per output element, loops weighed by their trip counts. The memory roof is what
+a device could do if it only moved each activation and offset once; the share is how much of it the issue slots allow.
+"""
+
+import argparse
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+
+from dkcls.ops.deform_kernel import triton_dot_host, triton_gather
+from dkcls.ops.sass import count_instructions
+from dkcls.ops.triton_support import TARGETS, KernelSpec, compile_spec, resources
+from dkcls.ops.workloads import WORKLOADS
+
+MMA = ("HMMA", "HGMMA", "UTCHMMA", "QGMMA")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the memory roof needs to know of a device."""
+
+    name: str
+    multiprocessors: int
+    gigahertz: float
+    bytes_per_second: float
+
+    def instructions_per_byte(self) -> float:
+        """Thread instructions that its schedulers (four per multiprocessor, 32 lanes) issue while one byte moves."""
+        return self.multiprocessors * 4 * 32 * self.gigahertz * 1e9 / self.bytes_per_second
+
+
+DEVICES = {"sm_80": Device("A100 40 GB", 108, 1.41, 1.555e12), "sm_90": Device("H100 SXM", 132, 1.83, 3.35e12)}
+
+
+def kernel_rows(arch: str) -> Iterator[str]:
+    specs = [*triton_dot_host.shipped(arch), *triton_gather.shipped(arch)]
+    for spec in tqdm(specs, desc=arch, unit="kernel"):
+        yield kernel_row(arch, spec)
+
+
+def kernel_row(arch: str, spec: KernelSpec) -> str:
+    compiled = compile_spec(spec, TARGETS[arch])
+    if not arch.startswith("sm_"):
+        text = compiled.asm["amdgcn"]
+        used, spilled = (int(re.search(rf"\.{key}:\s+(\d+)", text)[1]) for key in ("vgpr_count", "vgpr_spill_count"))  # type: ignore[index]
+        return f"| {spec.name} | {arch} | {spec.num_warps} | {used} | {spilled} | {compiled.metadata.shared} | - | - | - |"
+    used = resources(compiled)
+    counts = count_instructions(compiled, spec)
+    return (
+        f"| {spec.name} | {arch} | {spec.num_warps} | {used.registers} | {used.stack} | {used.shared} | {counts.per_element:.1f} "
+        f"| {counts.per_element_of(*MMA):.2f} | {counts.per_element_of('ATOM', 'RED'):.2f} |"
+    )
+
+
+def layer_instructions(arch: str, channels: int, height: int, width: int, stride: int) -> tuple[float, float, float]:
+    """Instructions per output element of forward, input gradient and the other gradients of local DK, scope 4, batch 64.
+
+    Empty places in tiles count: they issue instructions and give nothing.
+    """
+    batch = 64
+    out_h, out_w = -(-height // stride), -(-width // stride)
+    elements = batch * channels * out_h * out_w
+    config = triton_dot_host.CONFIGS[arch, 4]
+
+    def total(spec: KernelSpec, programs: int) -> float:
+        counts = count_instructions(compile_spec(spec, TARGETS[arch]), spec)
+        return counts.per_element * spec.elements * programs
+
+    def map_total(h: int, w: int, **options) -> float:
+        positions = config.map_positions
+        rows, columns = triton_dot_host.tile_shape(h, w, positions)
+        programs = math.ceil(batch * h * w / positions) if not rows else batch * math.ceil(h / rows) * math.ceil(w / columns)
+        spec = triton_dot_host.map_spec(arch, channels=channels, stride=stride, flat=not rows, **options)
+        return total(spec, programs)
+
+    forward = map_total(out_h, out_w)
+    residues = [(y, x) for y in range(stride) for x in range(stride)]
+    backward = sum(map_total(-(-(height - y) // stride), -(-(width - x) // stride), flip=True, residue=(y, x)) for y, x in residues)
+    spec = triton_dot_host.grad_spec(arch, channels=channels, stride=stride)
+    tiles = batch * math.ceil(out_h / 8) * math.ceil(out_w / (config.grad_positions // 8))
+    blocks = spec.constants["CP"] // spec.constants["CB"]
+    gradients = total(spec, math.ceil(tiles / triton_dot_host.TILES_PER_PROGRAM) * blocks)
+    return forward / elements, backward / elements, gradients / elements
+
+
+def workload_rows(arch: str) -> Iterator[str]:
+    device = DEVICES[arch]
+    layers = [(network, *layer) for network, table in WORKLOADS.items() for layer in table]
+    for network, channels, height, width, stride, count in tqdm(layers, desc=f"{arch} layers", unit="layer"):
+        forward, backward, gradients = layer_instructions(arch, channels, height, width, stride)
+        offsets = 18 * 4 / channels
+        moved = 2 * stride**2 + 2 + offsets  # half-precision input and output, float32 offsets, per output element
+        moved_backward = 2 * (2 * stride**2 + 2 + offsets) + 2 * stride**2 + offsets
+        both = forward + backward + gradients
+        share = min(1.0, device.instructions_per_byte() * moved / forward)
+        share_both = min(1.0, device.instructions_per_byte() * (moved + moved_backward) / both)
+        yield (
+            f"| {network} | {channels}x{height}x{width} / {stride} | {count} | {device.name} | {forward:.1f} | {both:.1f} "
+            f"| {share:.0%} | {share_both:.0%} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
+    parser.add_argument("--kernels-only", action="store_true", help="leave out the table over the networks' layers")
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}\n")
+    print("| kernel (3x3, float32 offsets) | target | warps | registers | spilled bytes | shared bytes | instructions / element ", end="")
+    print("| MMA / element | atomics / element |\n|---|---|---|---|---|---|---|---|---|")
+    for arch in arguments.targets:
+        for row in kernel_rows(arch):
+            tqdm.write(row)
+    if arguments.kernels_only:
+        return
+    print("\nLocal DK, scope 4, fp16, batch 64; every tap's tile and every gradient counted.\n")
+    print("| network | C x H x W / stride | layers | device | forward | forward + backward | of the memory roof, forward | both |")
+    print("|---|---|---|---|---|---|---|---|")
+    for arch in (a for a in arguments.targets if a in DEVICES):
+        for row in workload_rows(arch):
+            tqdm.write(row)
+
+
+if __name__ == "__main__":
+    main()
