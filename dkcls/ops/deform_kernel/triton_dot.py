@@ -187,7 +187,7 @@ def _positions(tile, m, images, height, width, tiles_y, tiles_x, TH: tl.constexp
         n = m * 0
         h = (tile // tiles_x) % tiles_y * TH + m // TW
         w = tile % tiles_x * TW + m % TW
-        ok = (m < TH * TW) & (h < height) & (w < width) & (first < images)
+        ok = (m < tl.where(first < images, TH * TW, 0)) & (h < height) & (w < width)
     first = tl.minimum(first, images - 1)
     return first, tl.minimum(n, images - 1 - first), h, w, ok
 

@@ -30,6 +30,7 @@ class DotConfig:
     map_repeat: int
     map_fence: int
     grad_block: int  # channels, at most
+    partial: bool  # whether there are registers for channels that are no multiple of 32
     grad_warps: int = 2
     grad_registers: int | None = None
 
@@ -44,22 +45,24 @@ class DotConfig:
 
 # By architecture and table side. None of them spills: tests/ops/test_triton_dot.py reads it off the compiled kernels.
 CONFIGS = {
-    ("sm_80", 4): DotConfig(4, 2, 0, 256, grad_registers=200),
-    ("sm_90", 4): DotConfig(2, 2, 2, 256),
-    ("sm_100", 4): DotConfig(2, 2, 2, 256),
-    ("gfx942", 4): DotConfig(4, 1, 0, 256),
-    ("sm_80", 5): DotConfig(4, 2, 3, 128),
-    ("sm_90", 5): DotConfig(2, 1, 2, 64),
-    ("sm_100", 5): DotConfig(2, 1, 2, 64),
-    ("gfx942", 5): DotConfig(4, 1, 0, 128),
+    ("sm_80", 4): DotConfig(4, 2, 0, 256, True, grad_registers=200),
+    ("sm_90", 4): DotConfig(2, 2, 2, 256, True),
+    ("sm_100", 4): DotConfig(2, 2, 2, 256, False),
+    ("gfx942", 4): DotConfig(4, 1, 0, 256, True),
+    ("sm_80", 5): DotConfig(4, 2, 0, 128, False),
+    ("sm_90", 5): DotConfig(2, 1, 2, 64, False),
+    ("sm_100", 5): DotConfig(2, 1, 2, 64, False),
+    ("gfx942", 5): DotConfig(4, 1, 0, 128, False),
 }
 
 
 def supports(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Half precision, small scopes, few taps, and channels in chunks of 32; the last one may be partial where registers allow."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    chunks = x.shape[1] >= 32 and x.shape[1] % (8 if table_side(weight.shape[2:]) == 4 else 32) == 0
-    return half and chunks and max(weight.shape[2:]) <= MAX_SCOPE and geometry.taps <= MAX_TAPS
+    """Half precision, small scopes, few taps, and channels in whole chunks, or in whole 16-byte vectors where those fit."""
+    scope = weight.shape[2:]
+    if x.dtype == torch.float32 or max(scope) > MAX_SCOPE or geometry.taps > MAX_TAPS:
+        return False
+    config = CONFIGS[architecture(x), table_side(scope)]
+    return x.shape[1] >= 32 and x.shape[1] % (8 if config.partial else 32) == 0
 
 
 def table_side(scope: Sequence[int]) -> int:
@@ -305,8 +308,10 @@ def shipped(arch: str) -> Iterator[KernelSpec]:
         yield grad_spec(arch, scope=scope, channels=64)
         yield grad_spec(arch, scope=scope, channels=960)
     yield map_spec(arch, channels=32, stride=2)
-    yield map_spec(arch, channels=144, flat=True)
     yield grad_spec(arch, channels=32)
-    yield grad_spec(arch, channels=144, clip="projected", stride=2)
-    yield grad_spec(arch, channels=296, offset=torch.float16)
     yield grad_spec(arch, wide=True)
+    yield grad_spec(arch, clip="projected", stride=2, offset=torch.float16)
+    if CONFIGS[arch, 4].partial:
+        yield map_spec(arch, channels=144, flat=True)
+        yield grad_spec(arch, channels=144)
+        yield grad_spec(arch, channels=296)

@@ -55,6 +55,8 @@ def _spec(problem: Problem, name: str, fn: Any, constants: dict[str, Any], warps
     pointers = {k: v for k, v in (problem.pointers | rest.pop("pointers", {})).items() if k in fn.arg_names}
     constants |= {k: None for k, v in pointers.items() if v is None}
     signature = {k: pointers.get(k) or "i32" for k in fn.arg_names if k not in constants}
+    if not problem.arch.startswith("sm_"):
+        rest.pop("maxnreg", None)
     return KernelSpec(f"{name} gather, {problem}", fn, signature, constants, warps, elements, **rest)
 
 
@@ -67,10 +69,12 @@ def _chunks(channels: int, chunk: int, limit: int) -> int:
 @cache
 def map_spec(problem: Problem, flip: bool) -> KernelSpec:
     chunk, positions = 64 // problem.dtype.itemsize, 32
-    chunks = _chunks(problem.channels, chunk, 8)
+    chunks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
     tiles = {"FLIP": flip, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
-    name = "input gradient" if flip else "forward"
-    return _spec(problem, name, kernels.map_kernel, tiles, 4, positions * chunk * chunks, trips=(problem.geometry.taps,))
+    return _spec(
+        problem, "input gradient" if flip else "forward", kernels.map_kernel, tiles, 4, positions * chunk * chunks,
+        trips=(problem.geometry.taps,), maxnreg=168 if problem.image_offset else None,
+    )  # fmt: skip
 
 
 @cache
@@ -85,16 +89,14 @@ def scatter_spec(problem: Problem, ordered: bool) -> KernelSpec:
 
 @cache
 def offset_grad_spec(problem: Problem, to_kernel: bool, to_image: bool) -> KernelSpec:
-    chunk, positions = 64 // problem.dtype.itemsize, 32
-    chunks = _chunks(problem.channels, chunk, 2 if to_kernel and to_image else 4)
+    chunk, positions, both = 64 // problem.dtype.itemsize, 32, problem.scope is not None and problem.image_offset
+    chunks = _chunks(problem.channels, chunk, 2 if both else 4)
     tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     blocks = triton.cdiv(problem.channels, chunk * chunks)
     names = {"grad_kernel": "*fp32" if to_kernel else None, "grad_image": "*fp32" if to_image else None}
-    # left to itself ptxas takes fewer registers than it needs, and spills
-    registers = 128 if problem.scope is None or not problem.image_offset else 168 if problem.dtype == torch.float32 else 255
     return _spec(
-        problem, "offset gradient", kernels.offset_grad_kernel, tiles, 4, positions * problem.channels,
-        trips=(problem.geometry.taps, blocks), pointers=names, maxnreg=registers if problem.arch.startswith("sm_") else None,
+        problem, "offset gradient", kernels.offset_grad_kernel, tiles, 4, positions * problem.channels, pointers=names,
+        trips=(problem.geometry.taps, blocks), maxnreg=255 if both and problem.dtype != torch.float32 else 168,
     )  # fmt: skip
 
 
