@@ -51,13 +51,13 @@ def kernel_row(arch: str, spec: KernelSpec) -> str:
     compiled = compile_spec(spec, TARGETS[arch])
     if not arch.startswith("sm_"):
         text = compiled.asm["amdgcn"]
-        used, spilled = (int(re.search(rf"\.{key}:\s+(\d+)", text)[1]) for key in ("vgpr_count", "vgpr_spill_count"))  # type: ignore[index]
-        return f"| {spec.name} | {arch} | {spec.num_warps} | {used} | {spilled} | {compiled.metadata.shared} | - | - | - |"
+        registers, spilled = (re.findall(rf"\.{key}:\s+(\d+)", text)[0] for key in ("vgpr_count", "vgpr_spill_count"))
+        return f"| {spec.name} | {arch} | {spec.num_warps} | {registers} | {spilled} | {compiled.metadata.shared} | - | - | - |"
     used = resources(compiled)
     counts = count_instructions(compiled, spec)
     return (
-        f"| {spec.name} | {arch} | {spec.num_warps} | {used.registers} | {used.stack} | {used.shared} | {counts.per_element:.1f} "
-        f"| {counts.per_element_of(*MMA):.2f} | {counts.per_element_of('ATOM', 'RED'):.2f} |"
+        f"| {spec.name} | {arch} | {spec.num_warps} | {used.registers} | {used.stack} | {used.shared} "
+        f"| {counts.per_element:.1f} | {counts.per_element_of(*MMA):.2f} | {counts.per_element_of('ATOM', 'RED'):.2f} |"
     )
 
 
@@ -84,7 +84,9 @@ def layer_instructions(arch: str, channels: int, height: int, width: int, stride
 
     forward = map_total(out_h, out_w)
     residues = [(y, x) for y in range(stride) for x in range(stride)]
-    backward = sum(map_total(-(-(height - y) // stride), -(-(width - x) // stride), flip=True, residue=(y, x)) for y, x in residues)
+    backward = sum(
+        map_total(-(-(height - y) // stride), -(-(width - x) // stride), flip=True, residue=(y, x)) for y, x in residues
+    )
     spec = triton_dot_host.grad_spec(arch, channels=channels, stride=stride)
     tiles = batch * math.ceil(out_h / 8) * math.ceil(out_w / (config.grad_positions // 8))
     blocks = spec.constants["CP"] // spec.constants["CB"]
@@ -115,7 +117,10 @@ def main() -> None:
     parser.add_argument("--kernels-only", action="store_true", help="leave out the table over the networks' layers")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}\n")
-    print("| kernel (3x3, float32 offsets) | target | warps | registers | spilled bytes | shared bytes | instructions / element ", end="")
+    print(
+        "| kernel (3x3, float32 offsets) | target | warps | registers | spilled bytes | shared bytes | instructions / element ",
+        end="",
+    )
     print("| MMA / element | atomics / element |\n|---|---|---|---|---|---|---|---|---|")
     for arch in arguments.targets:
         for row in kernel_rows(arch):
@@ -123,7 +128,9 @@ def main() -> None:
     if arguments.kernels_only:
         return
     print("\nLocal DK, scope 4, fp16, batch 64; every tap's tile and every gradient counted.\n")
-    print("| network | C x H x W / stride | layers | device | forward | forward + backward | of the memory roof, forward | both |")
+    print(
+        "| network | C x H x W / stride | layers | device | forward | forward + backward | of the memory roof, forward | both |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for arch in (a for a in arguments.targets if a in DEVICES):
         for row in workload_rows(arch):

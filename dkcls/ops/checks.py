@@ -1,12 +1,16 @@
 """What every operator checks and casts before it computes."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from dkcls.ops.geometry import Geometry
 
 BACKENDS = (None, "reference", "triton", "cpu")
 
 
-def autocast(input: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Tensor | None]:
+def autocast(input: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any]:
     """Under autocast: input and weight in the low precision, offsets in float32. Float64 is left alone, as PyTorch does."""
     device = input.device.type
     tensors = [input, weight, *offsets]
@@ -15,6 +19,26 @@ def autocast(input: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Ten
     low = torch.get_autocast_dtype(device)
     dtypes = [low, low, *(torch.float32 for _ in offsets)]
     return [t if t is None or t.dtype == torch.float64 else t.to(d) for t, d in zip(tensors, dtypes, strict=True)]
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    """channels_last only where the tensor is that and nothing else."""
+    channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def check_input(input: Tensor, geometry: Geometry) -> None:
+    """A batch of floating-point images into which the kernel fits."""
+    if input.dim() != 4:
+        raise ValueError(f"input must be [N, C, H, W], got {list(input.shape)}")
+    if not input.is_floating_point():
+        raise ValueError(f"input must be floating point, got {input.dtype}")
+    ho, wo = geometry.output_size(input.shape[2], input.shape[3])
+    if ho < 1 or wo < 1:
+        raise ValueError(
+            f"input of {list(input.shape[2:])} is too small for kernel_size {geometry.kernel_size}, padding {geometry.padding} "
+            f"and dilation {geometry.dilation}: the output would be [{ho}, {wo}]"
+        )
 
 
 def check_same(name: str, tensor: Tensor, like: Tensor, like_name: str = "input") -> None:

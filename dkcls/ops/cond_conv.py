@@ -4,7 +4,6 @@ N batch, E experts, Cin/Cout channels, H/W input, Ho/Wo output, K kernel side.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 from torch import Tensor
 
@@ -40,7 +39,7 @@ def cond_conv2d(
     check_convolution(input, weight, "[E, Cout, Cin/groups, Kh, Kw]", geometry, groups)
     check_shape("routing", routing, "[N, E]", [input.shape[0], weight.shape[0]])
     check_offset("routing", routing, input)
-    input, weight, routing = cast(list[Tensor], autocast(input, weight, routing))
+    input, weight, routing = autocast(input, weight, routing)
     if groups == input.shape[1] == weight.shape[1]:
         return per_image_depthwise_conv2d(input, mix_experts(weight, routing), geometry)
     return per_image_conv2d(input, weight, routing, mix_experts, geometry, groups)

@@ -5,7 +5,6 @@ N batch, Cin/Cout channels, H/W input, Ho/Wo output, K kernel side (K*K taps), S
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
 
 from torch import Tensor
 
@@ -62,6 +61,6 @@ def global_deform_kernel2d(
             clip=clip,
             backend=backend,
         )
-    input, weight, kernel_offset = cast(list[Tensor], autocast(input, weight, kernel_offset))
+    input, weight, kernel_offset = autocast(input, weight, kernel_offset)
     make_kernels = partial(sample_kernel2d, kernel_size=geometry.kernel_size, grid=grid, clip=clip, backend=backend)
     return per_image_conv2d(input, weight, kernel_offset, make_kernels, geometry, groups)

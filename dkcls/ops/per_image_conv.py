@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dkcls.ops.checks import check_same
+from dkcls.ops.checks import check_input, check_same, memory_format
 from dkcls.ops.deform_kernel import library
 from dkcls.ops.geometry import Geometry
 
@@ -57,46 +57,32 @@ def per_image_depthwise_conv2d(input: Tensor, kernels: Tensor, geometry: Geometr
 
 def _convolve(x: Tensor, kernels: Tensor, geometry: Geometry, groups: int) -> Tensor:
     if groups == 1 and geometry.taps == 1 and tuple(geometry.padding) == (0, 0):
-        return _pointwise(x[:, :, :: geometry.stride[0], :: geometry.stride[1]], kernels.flatten(2), _is_channels_last(x))
+        return _pointwise(x[:, :, :: geometry.stride[0], :: geometry.stride[1]], kernels.flatten(2), memory_format(x))
     n = x.shape[0]
     options = geometry.stride, geometry.padding, geometry.dilation
     if n <= 1:  # the sum over the batch is the only kernel, or zeros in a graph that reaches the parameters
         return F.conv2d(x, kernels.sum(0), None, *options, groups)
     out = F.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, *options, n * groups)
-    memory_format = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
-    return out.view(n, -1, *out.shape[2:]).contiguous(memory_format=memory_format)
+    return out.view(n, -1, *out.shape[2:]).contiguous(memory_format=memory_format(x))
 
 
-def _pointwise(x: Tensor, kernels: Tensor, channels_last: bool) -> Tensor:
+def _pointwise(x: Tensor, kernels: Tensor, layout: torch.memory_format) -> Tensor:
     """A matrix product per image, [n, Cout, Cin] by [n, Cin, H, W], in the images' own memory format."""
-    if channels_last:
+    if layout == torch.channels_last:
         rows = x.permute(0, 2, 3, 1).flatten(1, 2) @ kernels.transpose(1, 2)
         return rows.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
     return (kernels @ x.flatten(2)).unflatten(2, x.shape[2:])
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-
-
 def check_convolution(input: Tensor, weight: Tensor, layout: str, geometry: Geometry, groups: int) -> None:
     """That input [N, Cin, H, W] and weight [..., Cout, Cin/groups, ., .] fit each other; `layout` is the weight's, in words."""
-    if input.dim() != 4:
-        raise ValueError(f"input must be [N, Cin, H, W], got {list(input.shape)}")
-    if not input.is_floating_point():
-        raise ValueError(f"input must be floating point, got {input.dtype}")
+    check_input(input, geometry)
     channels, (cout, per_group) = input.shape[1], weight.shape[-4:-2]
     if not isinstance(groups, int) or groups < 1 or channels % groups or cout % groups:
         raise ValueError(f"groups must divide Cin = {channels} and Cout = {cout}, got {groups!r}")
     if per_group != channels // groups:
         raise ValueError(f"weight must be {layout} with Cin/groups = {channels // groups}, got {list(weight.shape)}")
     check_same("weight", weight, input)
-    ho, wo = geometry.output_size(input.shape[2], input.shape[3])
-    if ho < 1 or wo < 1:
-        raise ValueError(
-            f"input of {list(input.shape[2:])} is too small for kernel_size {geometry.kernel_size}, padding "
-            f"{geometry.padding} and dilation {geometry.dilation}: the output would be [{ho}, {wo}]"
-        )
 
 
 def check_shape(name: str, tensor: Tensor, layout: str, shape: Sequence[int]) -> None:

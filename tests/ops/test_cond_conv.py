@@ -84,7 +84,7 @@ def test_compiles_as_one_graph(shape, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input": torch.zeros(6, 5, 4)}, r"input must be \[N, Cin, H, W\], got \[6, 5, 4\]"),
+        ({"input": torch.zeros(6, 5, 4)}, r"input must be \[N, C, H, W\], got \[6, 5, 4\]"),
         ({"weight": torch.zeros(4, 3, 1, 1)}, r"weight must be \[E, Cout, Cin/groups, Kh, Kw\], got \[4, 3, 1, 1\]"),
         ({"weight": torch.zeros(4, 4, 6, 1, 1).double()}, r"with Cin/groups = 3, got \[4, 4, 6, 1, 1\]"),
         ({"weight": torch.zeros(4, 4, 3, 1, 1)}, "weight must have input's dtype torch.float64, got torch.float32"),

@@ -130,7 +130,7 @@ def call(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input": torch.zeros(6, 5, 4)}, r"input must be \[N, Cin, H, W\], got \[6, 5, 4\]"),
+        ({"input": torch.zeros(6, 5, 4)}, r"input must be \[N, C, H, W\], got \[6, 5, 4\]"),
         ({"input": torch.zeros(3, 6, 5, 4, dtype=torch.int64)}, "floating point, got torch.int64"),
         ({"input": torch.zeros(3, 8, 5, 4).double()}, r"with Cin/groups = 4, got \[4, 3, 2, 4\]"),
         ({"weight": torch.zeros(4, 3, 2)}, r"weight must be \[Cout, Cin/groups, Sh, Sw\], got \[4, 3, 2\]"),

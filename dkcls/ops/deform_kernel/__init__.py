@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dkcls.ops.checks import autocast, check_backend, check_offset, check_same
+from dkcls.ops.checks import autocast, check_backend, check_input, check_offset, check_same
 from dkcls.ops.deform_kernel import library, reference
 from dkcls.ops.geometry import Geometry, Grid, make_geometry
 from dkcls.ops.sample_kernel import sample_kernel2d
@@ -46,8 +46,13 @@ def deform_kernel2d(
     Returns:
         [N, C, Ho, Wo]
     """
-    _check_tensors(input, weight, kernel_offset, image_offset)
+    if weight.dim() != 4 or weight.shape[1] != 1 or 0 in weight.shape[2:]:
+        raise ValueError(f"weight must be [C, 1, Sh, Sw], got {list(weight.shape)}")
     geometry = make_geometry(weight.shape[2:], kernel_size, stride, padding, dilation, grid, clip)
+    check_input(input, geometry)
+    if weight.shape[0] != input.shape[1]:
+        raise ValueError(f"weight must be [C, 1, Sh, Sw] = [{input.shape[1]}, 1, Sh, Sw], got {list(weight.shape)}")
+    check_same("weight", weight, input)
     _check_offsets(input, kernel_offset, image_offset, geometry)
     check_backend(backend, input)
     input, weight, kernel_offset, image_offset = autocast(input, weight, kernel_offset, image_offset)
@@ -69,34 +74,17 @@ def _reference(
 ) -> Tensor:
     """The plain sum over taps under autograd; half precision is accumulated in float32."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    tensors = (None if t is None else t.to(dtype) for t in (x, weight, kernel_offset, image_offset))
-    return reference.forward(*tensors, geometry).to(x.dtype)
-
-
-def _check_tensors(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None) -> None:
-    if x.dim() != 4:
-        raise ValueError(f"input must be [N, C, H, W], got {list(x.shape)}")
-    if not x.is_floating_point():
-        raise ValueError(f"input must be floating point, got {x.dtype}")
-    if weight.dim() != 4 or weight.shape[0] != x.shape[1] or weight.shape[1] != 1 or 0 in weight.shape[2:]:
-        raise ValueError(f"weight must be [C, 1, Sh, Sw] = [{x.shape[1]}, 1, Sh, Sw], got {list(weight.shape)}")
-    check_same("weight", weight, x)
-    for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
-        if offset is not None:
-            check_offset(name, offset, x)
+    kernel_offset, image_offset = (None if t is None else t.to(dtype) for t in (kernel_offset, image_offset))
+    return reference.forward(x.to(dtype), weight.to(dtype), kernel_offset, image_offset, geometry).to(x.dtype)
 
 
 def _check_offsets(x: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> None:
-    ho, wo = geometry.output_size(x.shape[2], x.shape[3])
-    if ho < 1 or wo < 1:
-        raise ValueError(
-            f"input of {list(x.shape[2:])} is too small for kernel_size {geometry.kernel_size}, padding {geometry.padding} "
-            f"and dilation {geometry.dilation}: the output would be [{ho}, {wo}]"
-        )
-    local, whole = [x.shape[0], 2 * geometry.taps, ho, wo], [x.shape[0], 2 * geometry.taps]
+    whole = [x.shape[0], 2 * geometry.taps]
+    local = [*whole, *geometry.output_size(x.shape[2], x.shape[3])]
     for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
         if offset is None:
             continue
         shapes = f"[N, 2*Kh*Kw, Ho, Wo] = {local}" + (f" or [N, 2*Kh*Kw] = {whole}" if name == "kernel_offset" else "")
         if list(offset.shape) != local and not (name == "kernel_offset" and list(offset.shape) == whole):
             raise ValueError(f"{name} must be {shapes}, got {list(offset.shape)}")
+        check_offset(name, offset, x)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from dkcls.ops.checks import memory_format
 from dkcls.ops.geometry import Geometry
 
 _MODULES = {"taps": "tap_loop", "cpu": "cpu", "triton": "gpu"}
@@ -29,15 +30,10 @@ def _backend(name: str, tensor: Tensor) -> ModuleType:
     return import_module(f"dkcls.ops.deform_kernel.{_MODULES[name or default_backend(tensor)]}")
 
 
-def _memory_format(x: Tensor) -> torch.memory_format:
-    channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return torch.channels_last if channels_last else torch.contiguous_format
-
-
 def _empty_like(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     shape = x.shape if shape is None else shape
-    memory_format = _memory_format(x) if x.dim() == 4 else torch.contiguous_format
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
+    layout = memory_format(x) if x.dim() == 4 else torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
 
 
 def _output_shape(x: Tensor, geometry: Geometry) -> tuple[int, int, int, int]:
@@ -62,7 +58,7 @@ def deform_kernel2d(
     if 0 in _output_shape(input, geometry):
         return _empty_like(input, _output_shape(input, geometry))
     out = _backend(backend, input).forward(input, weight, kernel_offset, image_offset, geometry)
-    return out.contiguous(memory_format=_memory_format(input))
+    return out.contiguous(memory_format=memory_format(input))
 
 
 @deform_kernel2d.register_fake
@@ -89,14 +85,14 @@ def deform_kernel2d_backward(
     geometry = Geometry(kernel_size, stride, padding, dilation, step, clip)
     tensors = (input, weight, kernel_offset, image_offset)
     if grad.numel() == 0:
-        grads = [None if t is None else torch.zeros_like(t) for t in tensors]
+        grads: Sequence[Tensor | None] = [None if t is None else torch.zeros_like(t) for t in tensors]
     else:
         grads = _backend(backend, input).backward(grad, *tensors, geometry, needs)
     dense = []
     for t, g, need in zip(tensors, grads, needs, strict=True):
-        if need:
-            memory_format = _memory_format(t) if t.dim() == 4 else torch.contiguous_format
-            dense.append(g.to(t.dtype).contiguous(memory_format=memory_format))
+        if need and t is not None and g is not None:
+            layout = memory_format(t) if t.dim() == 4 else torch.contiguous_format
+            dense.append(g.to(t.dtype).contiguous(memory_format=layout))
         else:
             dense.append(input.new_empty(0))
     return dense[0], dense[1], dense[2], dense[3]

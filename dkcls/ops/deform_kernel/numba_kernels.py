@@ -1,31 +1,40 @@
 """The operator's CPU kernels, compiled by numba for the machine they run on.
 
 Tensors come as addresses of float32 numbers, channels last: x and grad_x [N, H, W, C], out and grad [N, Ho, Wo, C], weight
-and grad_weight [*, T, C]. With kernel offsets T = Sh*Sw entries of the scope, without T = Kh*Kw taps; offsets come in any
-layout. Whatever is None is compiled out: local DK, DCN, both together and global DK are one source.
+and grad_weight [*, T, C], gradients of offsets [N, Ho, Wo, 2*Kh*Kw]. With kernel offsets, T = Sh*Sw entries of the scope;
+without, T = Kh*Kw taps. Offsets come in any layout. What is None is compiled out: local DK, DCN, both together and global
+DK are one source.
 
-An output row is done in two steps. `locate_row` lists, for each position, the taps that touch the image: where they read,
-and with which bilinear shares. Then the channels stream through that list, and no scalar arithmetic is left in the way.
+A position is done in two steps. `locate` lists the taps that touch the image: where each reads, and the bilinear shares.
+Then the channels stream through that list.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
+from numba.extending import overload
 
-from dkcls.ops.deform_kernel.numba_vector import every, fma, leading, load, mul, pointer, splat, store, sub, totals
+from dkcls.ops.deform_kernel.numba_vector import (
+    add, alternate, clamp, equal, every, floor, fma, leading, load, mul, pointer, splat, store, sub, totals,
+)  # fmt: skip
 
 f32 = np.float32
 
 # NaN and infinity keep their meaning ("nnan" and "ninf" are missing), and sums their order ("reassoc" is).
-_OPTIONS = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "boundscheck": False}
-kernel = njit(cache=True, no_cfunc_wrapper=True, **_OPTIONS)
-inlined = njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
+_OPTIONS = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "boundscheck": False, "no_cfunc_wrapper": True}
+driver = njit(cache=True, **_OPTIONS)
 parallel_driver = njit(cache=True, parallel=True, **_OPTIONS)
+worker = njit(cache=True, no_cpython_wrapper=True, **_OPTIONS)
+inlined = njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)
 
-# Columns of the tables that locate_row fills, one line per tap that touches the image.
-TAP, PIXEL, DOWN, RIGHT, CELL = range(5)  # in numbers: PIXEL within the image, CELL within the weights
-SCOPE, KEEP, IMAGE, INSIDE = 0, 4, 6, 10
+# Columns of `taps`, the list of what touches the image. PIXEL and CELL, the first corners, count numbers from the start of
+# the image and of the weights; DOWN and RIGHT lead to the other corners of the image.
+TAP, PIXEL, DOWN, RIGHT, CELL = range(5)
+# Rows of `fields`, numbers for the y and the x of every tap: how much the cell's two ends count, and whether they are inside.
+SCOPE_LOW, SCOPE_HIGH, SCOPE_CELL, SCOPE_INSIDE = range(4)
+IMAGE_LOW, IMAGE_HIGH, IMAGE_FIRST, IMAGE_SECOND, IMAGE_INSIDE_FIRST, IMAGE_INSIDE_SECOND = range(4, 10)
+FIELDS = 10
 
 
 class Sizes(NamedTuple):
@@ -48,15 +57,13 @@ class Sizes(NamedTuple):
     scope_y: int
     scope_x: int
     kernels: int  # 1, or one per image
-    entries: int  # T, numbers per channel of a kernel
-
-    @property
-    def rows(self):  # for Python only
-        return self.images * self.out_height
+    entries: int  # T
+    offsets: int  # 2 * Kh * Kw
+    padded: int  # the same, rounded up to whole vectors
 
 
 class Offsets(NamedTuple):
-    """Offsets [N, 2*Kh*Kw, Ho, Wo], or their gradient: an address and four strides."""
+    """Offsets [N, 2*Kh*Kw, Ho, Wo]: an address and four strides."""
 
     address: int
     image: int
@@ -75,108 +82,126 @@ class Split(NamedTuple):
 
 
 @inlined
-def clamp(number, low, high):
-    """Within [low, high], NaN stays NaN."""
-    number = low if number < low else number
-    return high if number > high else number
+def scratch(sizes):
+    """The list of taps and the fields of one position, and after these room for a row of each kind of offsets."""
+    fields = np.empty(FIELDS * sizes.padded + 2 * sizes.out_width * sizes.offsets, np.float32)
+    return np.empty((sizes.offsets // 2 + 1, 5), np.int64), fields  # one more, for a tap that is written and not counted
+
+
+def offset_row(offset, n, oy, sizes, fields, kind):
+    """A row of offsets with the channels next to each other: pointer, and distance between positions."""
+
+
+@overload(offset_row, jit_options=_OPTIONS)
+def _offset_row(offset, n, oy, sizes, fields, kind):
+    def absent(offset, n, oy, sizes, fields, kind):
+        return None, 0
+
+    def present(offset, n, oy, sizes, fields, kind):
+        row, column = pointer(offset.address, n * offset.image + oy * offset.row), offset.column
+        if offset.channel != 1:
+            copy = pointer(fields, FIELDS * sizes.padded + kind * sizes.out_width * sizes.offsets)
+            for channel in range(sizes.offsets):
+                for ox in range(sizes.out_width):
+                    copy[ox * sizes.offsets + channel] = row[channel * offset.channel + ox * offset.column]
+            row, column = copy, sizes.offsets
+        return row, column
+
+    return absent if isinstance(offset, types.NoneType) else present
 
 
 @inlined
-def image_axis(place, offset, size):
-    """Where a tap reads along one axis: clamped coordinate, its cell, and whether the cell's two ends are inside (1 or 0)."""
-    u = clamp(f32(place) + offset, f32(-2), f32(size + 1))
-    cell = int(np.floor(u if u == u else f32(0)))
-    return u, cell, f32(0 <= cell < size), f32(0 <= cell + 1 < size)
+def locate_in_scope(offset, constants, sizes, fields):
+    """Offsets of all taps of a position -> the cell of the scope that each reads, along y and x."""
+    all8, size, result = every(8), sizes.padded, pointer(fields, 0)
+    zero, one = splat(all8, f32(0)), splat(all8, f32(1))
+    for i in range(0, size, 8):
+        u = add(load(leading(8, sizes.offsets - i), offset, i), load(all8, constants, i))
+        inside = clamp(u, zero, load(all8, constants, size + i))
+        cell = clamp(floor(inside), zero, load(all8, constants, 2 * size + i))
+        fraction = sub(inside, cell)
+        store(all8, result, SCOPE_LOW * size + i, sub(one, fraction))
+        store(all8, result, SCOPE_HIGH * size + i, fraction)
+        store(all8, result, SCOPE_CELL * size + i, cell)
+        store(all8, result, SCOPE_INSIDE * size + i, equal(u, inside))
 
 
 @inlined
-def scope_axis(u, size):
-    """Coordinate in the scope -> its cell, the fraction within, and whether it is inside (1 or 0)."""
-    inside = clamp(u, f32(0), f32(size - 1))
-    cell = max(0, min(int(inside if inside > 0 else f32(0)), size - 2))  # the condition turns a NaN to 0
-    return cell, inside - f32(cell), f32(u == inside)
+def locate_in_image(offset, y, x, constants, sizes, fields):
+    """Offsets of all taps of a position, whose first reads (y, x) -> the cell of the image that each reads."""
+    all8, size, result = every(8), sizes.padded, pointer(fields, 0)
+    zero, one, two = splat(all8, f32(0)), splat(all8, f32(1)), splat(all8, f32(2))
+    corner, extent = alternate(all8, f32(y), f32(x)), alternate(all8, f32(sizes.height), f32(sizes.width))
+    for i in range(0, size, 8):
+        u = add(load(leading(8, sizes.offsets - i), offset, i), add(corner, load(all8, constants, 3 * size + i)))
+        u = clamp(u, sub(zero, two), add(extent, one))
+        cell = floor(u)
+        fraction = sub(u, cell)
+        first_inside = mul(clamp(add(cell, one), zero, one), clamp(sub(extent, cell), zero, one))
+        second_inside = mul(clamp(add(cell, two), zero, one), clamp(sub(sub(extent, one), cell), zero, one))
+        store(all8, result, IMAGE_LOW * size + i, mul(sub(one, fraction), first_inside))
+        store(all8, result, IMAGE_HIGH * size + i, mul(fraction, second_inside))
+        store(all8, result, IMAGE_INSIDE_FIRST * size + i, first_inside)
+        store(all8, result, IMAGE_INSIDE_SECOND * size + i, second_inside)
+        # A corner outside is read as its neighbour inside, times 0: no branch where the channels are.
+        store(all8, result, IMAGE_FIRST * size + i, clamp(cell, zero, sub(extent, one)))
+        store(all8, result, IMAGE_SECOND * size + i, clamp(add(cell, one), zero, sub(extent, one)))
 
 
-@inlined
-def put(table, line, column, y0, y1, x0, x1):
-    table[line, column] = y0
-    table[line, column + 1] = y1
-    table[line, column + 2] = x0
-    table[line, column + 3] = x1
+@worker
+def locate(oy, ox, sizes, kernel_offset, image_offset, constants, fields, taps):
+    """List the taps of a position that touch the image.
 
-
-@kernel
-def locate_row(n, oy, sizes, kernel_offset, image_offset, grid_y, grid_x, first, nan, place, hats):
-    """List the taps of an output row that touch the image; position ox has lines first[ox] to first[ox + 1].
-
-    A NaN offset of a tap that is not listed must show all the same: nan[ox] holds it, and 0 otherwise.
+    Returns their number and a NaN if an offset of the others is one, which must show all the same, or else 0.
     """
-    one, zero = f32(1), f32(0)
-    channels, height, width = sizes.channels, sizes.height, sizes.width
+    size, channels, height, width = sizes.padded, sizes.channels, sizes.height, sizes.width
+    y0, x0 = oy * sizes.stride_y - sizes.padding_y, ox * sizes.stride_x - sizes.padding_x
     if kernel_offset is not None:
-        kernel_data = pointer(kernel_offset.address, n * kernel_offset.image + oy * kernel_offset.row)
+        locate_in_scope(kernel_offset, constants, sizes, fields)
     if image_offset is not None:
-        image_data = pointer(image_offset.address, n * image_offset.image + oy * image_offset.row)
-    line = 0
-    for ox in range(sizes.out_width):
-        first[ox] = line
-        nan[ox] = zero
-        for ky in range(sizes.kernel_y):
-            y = oy * sizes.stride_y - sizes.padding_y + ky * sizes.dilation_y
-            for kx in range(sizes.kernel_x):
-                x = ox * sizes.stride_x - sizes.padding_x + kx * sizes.dilation_x
-                tap = ky * sizes.kernel_x + kx
-                place[line, TAP] = tap
-                if image_offset is None:
-                    inside = 0 <= y < height and 0 <= x < width
-                    place[line, PIXEL] = (y * width + x) * channels
-                else:
-                    i = 2 * tap * image_offset.channel + ox * image_offset.column
-                    uy, iy, in_y0, in_y1 = image_axis(y, image_data[i], height)
-                    ux, ix, in_x0, in_x1 = image_axis(x, image_data[i + image_offset.channel], width)
-                    inside = -1 <= iy < height and -1 <= ix < width
-                    # A corner outside is read as its neighbour inside, times 0: no branch where the channels are.
-                    y0, y1, x0, x1 = max(iy, 0), min(iy + 1, height - 1), max(ix, 0), min(ix + 1, width - 1)
-                    place[line, PIXEL] = (y0 * width + x0) * channels
-                    place[line, DOWN] = (y1 - y0) * width * channels
-                    place[line, RIGHT] = (x1 - x0) * channels
-                    gy, gx = uy - f32(iy), ux - f32(ix)
-                    put(hats, line, IMAGE, (one - gy) * in_y0, gy * in_y1, (one - gx) * in_x0, gx * in_x1)
-                    put(hats, line, INSIDE, in_y0, in_y1, in_x0, in_x1)
-                    if not inside:
-                        nan[ox] += zero * uy + zero * ux
-                if kernel_offset is None:
-                    place[line, CELL] = tap * channels
-                else:
-                    i = 2 * tap * kernel_offset.channel + ox * kernel_offset.column
-                    cell_y, fy, keep_y = scope_axis(kernel_data[i] + grid_y[ky], sizes.scope_y)
-                    cell_x, fx, keep_x = scope_axis(kernel_data[i + kernel_offset.channel] + grid_x[kx], sizes.scope_x)
-                    place[line, CELL] = (cell_y * sizes.scope_x + cell_x) * channels
-                    put(hats, line, SCOPE, one - fy, fy, one - fx, fx)
-                    hats[line, KEEP] = keep_y
-                    hats[line, KEEP + 1] = keep_x
-                    if not inside:
-                        nan[ox] += zero * fy + zero * fx
-                line += inside
-    first[sizes.out_width] = line
-
-
-@inlined
-def shares1(lanes, hats, line, column):
-    y0, y1, x0, x1 = hats[line, column], hats[line, column + 1], hats[line, column + 2], hats[line, column + 3]
-    return splat(lanes, y0), splat(lanes, y1), splat(lanes, x0), splat(lanes, x1)
-
-
-@inlined
-def shares(lanes, hats, line, column):
-    """How much each corner of a cell counts: 00, 01, 10, 11."""
-    y0, y1, x0, x1 = hats[line, column], hats[line, column + 1], hats[line, column + 2], hats[line, column + 3]
-    return splat(lanes, y0 * x0), splat(lanes, y0 * x1), splat(lanes, y1 * x0), splat(lanes, y1 * x1)
+        locate_in_image(image_offset, y0, x0, constants, sizes, fields)
+    count, nan, i = 0, f32(0), 0
+    for ky in range(sizes.kernel_y):
+        y = y0 + ky * sizes.dilation_y
+        for kx in range(sizes.kernel_x):
+            x = x0 + kx * sizes.dilation_x
+            if image_offset is None:
+                inside = 0 <= y < height and 0 <= x < width
+                taps[count, PIXEL] = (y * width + x) * channels
+            else:
+                at = IMAGE_FIRST * size + i
+                top, left = int(fields[at]), int(fields[at + 1])
+                taps[count, PIXEL] = (top * width + left) * channels
+                at = IMAGE_SECOND * size + i
+                taps[count, DOWN] = (int(fields[at]) - top) * width * channels
+                taps[count, RIGHT] = (int(fields[at + 1]) - left) * channels
+                first, second = IMAGE_INSIDE_FIRST * size + i, IMAGE_INSIDE_SECOND * size + i
+                inside = fields[first] + fields[second] > 0 and fields[first + 1] + fields[second + 1] > 0
+                if not inside:
+                    nan += f32(0) * fields[IMAGE_LOW * size + i] + f32(0) * fields[IMAGE_LOW * size + i + 1]
+            taps[count, TAP] = i
+            if kernel_offset is None:
+                taps[count, CELL] = (i // 2) * channels
+            else:
+                at = SCOPE_CELL * size + i
+                taps[count, CELL] = (int(fields[at]) * sizes.scope_x + int(fields[at + 1])) * channels
+                if not inside:
+                    nan += f32(0) * fields[SCOPE_LOW * size + i] + f32(0) * fields[SCOPE_LOW * size + i + 1]
+            count += inside
+            i += 2
+    return count, nan
 
 
 @inlined
 def corners(lanes, data, i, down, right):
     return load(lanes, data, i), load(lanes, data, i + right), load(lanes, data, i + down), load(lanes, data, i + down + right)
+
+
+@inlined
+def shares(lanes, fields, low, high):
+    """How much each corner of a tap's cell counts."""
+    y0, y1, x0, x1 = fields[low], fields[high], fields[low + 1], fields[high + 1]
+    return splat(lanes, y0 * x0), splat(lanes, y0 * x1), splat(lanes, y1 * x0), splat(lanes, y1 * x1)
 
 
 @inlined
@@ -192,70 +217,64 @@ def scope_steps(sizes):
 
 
 @inlined
-def forward_chunk(lanes, c, sizes, x, weight, kernel_offset, image_offset, out, start, stop, nan, place, hats):
+def forward_chunk(lanes, c, sizes, x, weight, kernel_offset, image_offset, out, count, nan, fields, taps):
     """A few channels of one position: the sum over its taps."""
+    size = sizes.padded
     scope_down, scope_right = scope_steps(sizes)
     result = splat(lanes, nan)
-    for line in range(start, stop):
-        pixel, cell = place[line, PIXEL] + c, place[line, CELL] + c
+    for k in range(count):
+        tap, pixel, cell = taps[k, TAP], taps[k, PIXEL] + c, taps[k, CELL] + c
         if image_offset is None:
             value = load(lanes, x, pixel)
         else:
-            values = corners(lanes, x, pixel, place[line, DOWN], place[line, RIGHT])
-            value = weighted(shares(lanes, hats, line, IMAGE), values)
+            parts = shares(lanes, fields, IMAGE_LOW * size + tap, IMAGE_HIGH * size + tap)
+            value = weighted(parts, corners(lanes, x, pixel, taps[k, DOWN], taps[k, RIGHT]))
         if kernel_offset is None:
             factor = load(lanes, weight, cell)
         else:
-            factor = weighted(shares(lanes, hats, line, SCOPE), corners(lanes, weight, cell, scope_down, scope_right))
+            parts = shares(lanes, fields, SCOPE_LOW * size + tap, SCOPE_HIGH * size + tap)
+            factor = weighted(parts, corners(lanes, weight, cell, scope_down, scope_right))
         result = fma(value, factor, result)
     store(lanes, out, c, result)
 
 
-@inlined
-def tables(sizes):
-    lines = sizes.out_width * sizes.kernel_y * sizes.kernel_x + 1  # the last line may be written and not counted
-    first, nan = np.empty(sizes.out_width + 1, np.int64), np.empty(sizes.out_width, np.float32)
-    return first, nan, np.empty((lines, 5), np.int64), np.empty((lines, 14), np.float32)
-
-
-@kernel
-def forward_row(row, sizes, x, weight, kernel_offset, image_offset, grid_y, grid_x, out):
+@worker
+def forward_row(row, sizes, x, weight, kernel_offset, image_offset, constants, out):
     """Row `row` of the N*Ho output rows."""
     n, oy = divmod(row, sizes.out_height)
     channels = sizes.channels
-    first, nan, place, hats = tables(sizes)
-    locate_row(n, oy, sizes, kernel_offset, image_offset, grid_y, grid_x, first, nan, place, hats)
+    taps, fields = scratch(sizes)
+    constants = pointer(constants, 0)
     image = pointer(x, n * sizes.height * sizes.width * channels)
     weights = pointer(weight, (n if sizes.kernels > 1 else 0) * sizes.entries * channels)
+    kernel_row, kernel_column = offset_row(kernel_offset, n, oy, sizes, fields, 0)
+    image_row, image_column = offset_row(image_offset, n, oy, sizes, fields, 1)
     for ox in range(sizes.out_width):
-        start, stop = first[ox], first[ox + 1]
+        kernel_here, image_here = pointer(kernel_row, ox * kernel_column), pointer(image_row, ox * image_column)
+        count, nan = locate(oy, ox, sizes, kernel_here, image_here, constants, fields, taps)
         result = pointer(out, (row * sizes.out_width + ox) * channels)
         c = 0
         while c + 32 <= channels:
-            forward_chunk(
-                every(32), c, sizes, image, weights, kernel_offset, image_offset, result, start, stop, nan[ox], place, hats
-            )
+            forward_chunk(every(32), c, sizes, image, weights, kernel_here, image_here, result, count, nan, fields, taps)
             c += 32
         while c + 8 <= channels:
-            forward_chunk(
-                every(8), c, sizes, image, weights, kernel_offset, image_offset, result, start, stop, nan[ox], place, hats
-            )
+            forward_chunk(every(8), c, sizes, image, weights, kernel_here, image_here, result, count, nan, fields, taps)
             c += 8
         if c < channels:
             rest = leading(8, channels - c)
-            forward_chunk(rest, c, sizes, image, weights, kernel_offset, image_offset, result, start, stop, nan[ox], place, hats)
+            forward_chunk(rest, c, sizes, image, weights, kernel_here, image_here, result, count, nan, fields, taps)
 
 
-@kernel
-def forward_serial(sizes, x, weight, kernel_offset, image_offset, grid_y, grid_x, out):
+@driver
+def forward_serial(sizes, x, weight, kernel_offset, image_offset, constants, out):
     for row in range(sizes.images * sizes.out_height):
-        forward_row(row, sizes, x, weight, kernel_offset, image_offset, grid_y, grid_x, out)
+        forward_row(row, sizes, x, weight, kernel_offset, image_offset, constants, out)
 
 
 @parallel_driver
-def forward_parallel(sizes, x, weight, kernel_offset, image_offset, grid_y, grid_x, out):
+def forward_parallel(sizes, x, weight, kernel_offset, image_offset, constants, out):
     for row in prange(sizes.images * sizes.out_height):
-        forward_row(np.int64(row), sizes, x, weight, kernel_offset, image_offset, grid_y, grid_x, out)
+        forward_row(np.int64(row), sizes, x, weight, kernel_offset, image_offset, constants, out)
 
 
 @inlined
@@ -332,90 +351,97 @@ def clear(data, count):
         data[i] = f32(0)
 
 
-@kernel
-def backward_row(sizes, projected, c0, c1, grad, x, weight, grad_x, grad_weight, grad_image, grad_kernel, first, place, hats):
-    """One output row, channels c0 to c1; grad and the offsets' gradients start at the row, x and grad_x at the image."""
+@worker
+def backward_position(sizes, c0, c1, projected, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, count, fields, taps):
+    """All taps of one output position, channels c0 to c1. grad and the offsets' gradients start there, x at the image."""
+    size = sizes.padded
     scope_down, scope_right = scope_steps(sizes)
-    lanes, offsets = every(8), 2 * sizes.kernel_y * sizes.kernel_x
+    lanes = every(8)
     if grad_kernel is not None:
-        clear(grad_kernel, sizes.out_width * offsets)
+        clear(grad_kernel, sizes.offsets)
     if grad_image is not None:
-        clear(grad_image, sizes.out_width * offsets)
-    for ox in range(sizes.out_width):
-        g = pointer(grad, ox * sizes.channels)
-        for line in range(first[ox], first[ox + 1]):
-            image = place[line, PIXEL], place[line, DOWN], place[line, RIGHT], shares(lanes, hats, line, IMAGE)
-            scope = place[line, CELL], scope_down, scope_right, shares(lanes, hats, line, SCOPE)
-            sums = zeros(lanes), zeros(lanes)
-            c = c0
-            while c + 8 <= c1:
-                sums = backward_chunk(
-                    lanes, c, g, x, weight, grad_x, grad_weight, grad_image, grad_kernel, image, scope, sums
-                )
-                c += 8
-            if c < c1:
-                sums = backward_chunk(
-                    leading(8, c1 - c), c, g, x, weight, grad_x, grad_weight, grad_image, grad_kernel, image, scope, sums
-                )
+        clear(grad_image, sizes.offsets)
+    for k in range(count):
+        tap = taps[k, TAP]
+        parts = shares(lanes, fields, IMAGE_LOW * size + tap, IMAGE_HIGH * size + tap)
+        image = taps[k, PIXEL], taps[k, DOWN], taps[k, RIGHT], parts
+        parts = shares(lanes, fields, SCOPE_LOW * size + tap, SCOPE_HIGH * size + tap)
+        scope = taps[k, CELL], scope_down, scope_right, parts
+        sums = zeros(lanes), zeros(lanes)
+        c = c0
+        while c + 8 <= c1:
+            sums = backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_image, grad_kernel, image, scope, sums)
+            c += 8
+        if c < c1:
+            rest = leading(8, c1 - c)
+            sums = backward_chunk(rest, c, grad, x, weight, grad_x, grad_weight, grad_image, grad_kernel, image, scope, sums)
 
-            i = ox * offsets + 2 * place[line, TAP]
-            if grad_image is not None:
-                s00, s01, s10, s11 = sums[0]
-                y0, y1, x0, x1 = shares1(lanes, hats, line, IMAGE)
-                in_y0, in_y1, in_x0, in_x1 = shares1(lanes, hats, line, INSIDE)
-                row0, row1 = fma(x0, s00, mul(x1, s01)), fma(x0, s10, mul(x1, s11))
-                col0, col1 = fma(y0, s00, mul(y1, s10)), fma(y0, s01, mul(y1, s11))
-                grad_image[i], grad_image[i + 1] = totals(
-                    sub(mul(in_y1, row1), mul(in_y0, row0)), sub(mul(in_x1, col1), mul(in_x0, col0))
-                )
-            if grad_kernel is not None:
-                s00, s01, s10, s11 = sums[1]
-                y0, y1, x0, x1 = shares1(lanes, hats, line, SCOPE)
-                gy, gx = totals(
-                    fma(x0, sub(s10, s00), mul(x1, sub(s11, s01))), fma(y0, sub(s01, s00), mul(y1, sub(s11, s10)))
-                )
-                grad_kernel[i] = gy if projected or hats[line, KEEP] else f32(0)
-                grad_kernel[i + 1] = gx if projected or hats[line, KEEP + 1] else f32(0)
+        if grad_image is not None:
+            s00, s01, s10, s11 = sums[0]
+            low, high, first, second = (
+                IMAGE_LOW * size + tap,
+                IMAGE_HIGH * size + tap,
+                IMAGE_INSIDE_FIRST * size + tap,
+                IMAGE_INSIDE_SECOND * size + tap,
+            )
+            y0, y1, x0, x1 = (
+                splat(lanes, fields[low]),
+                splat(lanes, fields[high]),
+                splat(lanes, fields[low + 1]),
+                splat(lanes, fields[high + 1]),
+            )
+            iy0, iy1, ix0, ix1 = (
+                splat(lanes, fields[first]),
+                splat(lanes, fields[second]),
+                splat(lanes, fields[first + 1]),
+                splat(lanes, fields[second + 1]),
+            )
+            row0, row1 = fma(x0, s00, mul(x1, s01)), fma(x0, s10, mul(x1, s11))
+            col0, col1 = fma(y0, s00, mul(y1, s10)), fma(y0, s01, mul(y1, s11))
+            grad_image[tap], grad_image[tap + 1] = totals(
+                sub(mul(iy1, row1), mul(iy0, row0)), sub(mul(ix1, col1), mul(ix0, col0))
+            )
+        if grad_kernel is not None:
+            s00, s01, s10, s11 = sums[1]
+            low, high = SCOPE_LOW * size + tap, SCOPE_HIGH * size + tap
+            y0, y1, x0, x1 = (
+                splat(lanes, fields[low]),
+                splat(lanes, fields[high]),
+                splat(lanes, fields[low + 1]),
+                splat(lanes, fields[high + 1]),
+            )
+            gy, gx = totals(fma(x0, sub(s10, s00), mul(x1, sub(s11, s01))), fma(y0, sub(s01, s00), mul(y1, sub(s11, s10))))
+            inside = SCOPE_INSIDE * size + tap
+            grad_kernel[tap] = gy if projected or fields[inside] else f32(0)
+            grad_kernel[tap + 1] = gx if projected or fields[inside + 1] else f32(0)
 
 
-@inlined
-def clip(gradient, u, size, projected):
-    """Stop a gradient at a coordinate outside the scope, or if projected, unless descending it leads back inside."""
-    if u < 0 and (not projected or gradient >= 0):
-        return f32(0)
-    if u > size - 1 and (not projected or gradient <= 0):
-        return f32(0)
-    return gradient
-
-
-@kernel
-def clip_row(row, sizes, kernel_offset, grid_y, grid_x, projected, grad_kernel):
-    """Clip the kernel offsets' gradient [N, Ho, Wo, 2*Kh*Kw] of row `row` of the N*Ho."""
+@worker
+def project_row(row, sizes, kernel_offset, constants, grad_kernel):
+    """Zero the gradients of row `row` of the N*Ho where the coordinate is outside the scope and descent leads no way back."""
     n, oy = divmod(row, sizes.out_height)
     offset = pointer(kernel_offset.address, n * kernel_offset.image + oy * kernel_offset.row)
-    grad = pointer(grad_kernel, row * sizes.out_width * 2 * sizes.kernel_y * sizes.kernel_x)
-    i = 0
+    grad = pointer(grad_kernel, row * sizes.out_width * sizes.offsets)
     for ox in range(sizes.out_width):
-        j = ox * kernel_offset.column
-        for ky in range(sizes.kernel_y):
-            for kx in range(sizes.kernel_x):
-                grad[i] = clip(grad[i], offset[j] + grid_y[ky], sizes.scope_y, projected)
-                grad[i + 1] = clip(grad[i + 1], offset[j + kernel_offset.channel] + grid_x[kx], sizes.scope_x, projected)
-                i += 2
-                j += 2 * kernel_offset.channel
+        for i in range(sizes.offsets):
+            u = offset[ox * kernel_offset.column + i * kernel_offset.channel] + constants[i]
+            g = grad[ox * sizes.offsets + i]
+            if (u < 0 and g >= 0) or (u > constants[sizes.padded + i] and g <= 0):
+                grad[ox * sizes.offsets + i] = f32(0)
 
 
-@kernel
+@worker
 def backward_task(
-    task, sizes, split, x, weight, kernel_offset, image_offset, grid_y, grid_x, projected,
+    task, sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
     grad, grad_x, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
     """The images of one group, the channels of one block."""
     group, block = divmod(task, split.blocks)
-    channels, offsets = sizes.channels, 2 * sizes.kernel_y * sizes.kernel_x
+    channels = sizes.channels
     c0 = block * split.block
     c1 = min(c0 + split.block, channels)
-    first, nan, place, hats = tables(sizes)
+    taps, fields = scratch(sizes)
+    constants = pointer(constants, 0)
     grad_weights = pointer(grad_weight, group * sizes.entries * channels)
     for entry in range(sizes.entries):
         clear(pointer(grad_weights, entry * channels + c0), c1 - c0)
@@ -426,9 +452,8 @@ def backward_task(
         weights = pointer(weight, (n if sizes.kernels > 1 else 0) * sizes.entries * channels)
         cleared = 0
         for oy in range(sizes.out_height):
-            locate_row(n, oy, sizes, kernel_offset, image_offset, grid_y, grid_x, first, nan, place, hats)
             if grad_x is not None:
-                # Rows are cleared just before they are first added to, while they are about to be in the cache.
+                # Rows are cleared just before they are first added to, so that they are still in the cache then.
                 last = sizes.height
                 if image_offset is None and oy + 1 < sizes.out_height:
                     reach = oy * sizes.stride_y - sizes.padding_y + (sizes.kernel_y - 1) * sizes.dilation_y + 1
@@ -436,49 +461,38 @@ def backward_task(
                 for pixel in range(cleared * sizes.width, last * sizes.width):
                     clear(pointer(grad_pixels, pixel * channels + c0), c1 - c0)
                 cleared = last
-            row = n * sizes.out_height + oy
-            g = pointer(grad, row * sizes.out_width * channels)
-            at = (block * sizes.images * sizes.out_height + row) * sizes.out_width * offsets
-            grad_kernels, grad_images = pointer(grad_kernel, at), pointer(grad_image, at)
-            backward_row(
-                sizes, projected, c0, c1, g, image, weights, grad_pixels, grad_weights, grad_images, grad_kernels, first, place, hats
-            )
-            if kernel_offset is not None:
-                if projected and split.blocks == 1:
-                    clip_row(row, sizes, kernel_offset, grid_y, grid_x, projected, grad_kernel)
+            kernel_row, kernel_column = offset_row(kernel_offset, n, oy, sizes, fields, 0)
+            image_row, image_column = offset_row(image_offset, n, oy, sizes, fields, 1)
+            for ox in range(sizes.out_width):
+                kernel_here, image_here = pointer(kernel_row, ox * kernel_column), pointer(image_row, ox * image_column)
+                count, _ = locate(oy, ox, sizes, kernel_here, image_here, constants, fields, taps)
+                position = (n * sizes.out_height + oy) * sizes.out_width + ox
+                at = (block * sizes.images * sizes.out_height * sizes.out_width + position) * sizes.offsets
+                backward_position(
+                    sizes, c0, c1, projected, pointer(grad, position * channels), image, weights, grad_pixels, grad_weights,
+                    pointer(grad_kernel, at), pointer(grad_image, at), count, fields, taps,
+                )  # fmt: skip
 
 
-CHUNK = 4096
-
-
-@kernel
-def add_up(chunk, data, copies, size):
-    """Add the other copies of `size` numbers to the first, in order; one chunk of them."""
-    numbers = pointer(data, 0)
-    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, size)):
-        for copy in range(1, copies):
-            numbers[i] += numbers[copy * size + i]
-
-
-@kernel
+@driver
 def backward_serial(
-    sizes, split, x, weight, kernel_offset, image_offset, grid_y, grid_x, projected,
+    sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
     grad, grad_x, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
     for task in range(split.groups * split.blocks):
         backward_task(
-            task, sizes, split, x, weight, kernel_offset, image_offset, grid_y, grid_x, projected,
+            task, sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
             grad, grad_x, grad_weight, grad_kernel, grad_image,
         )  # fmt: skip
 
 
 @parallel_driver
 def backward_parallel(
-    sizes, split, x, weight, kernel_offset, image_offset, grid_y, grid_x, projected,
+    sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
     grad, grad_x, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
     for task in prange(split.groups * split.blocks):
         backward_task(
-            np.int64(task), sizes, split, x, weight, kernel_offset, image_offset, grid_y, grid_x, projected,
+            np.int64(task), sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
             grad, grad_x, grad_weight, grad_kernel, grad_image,
         )  # fmt: skip

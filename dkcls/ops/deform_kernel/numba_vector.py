@@ -1,7 +1,7 @@
-"""Short vectors of float32 for numba: what the kernels do to 8 or 32 channels at once, whatever the CPU's registers hold.
+"""Short vectors of float32 for numba: what the kernels do to 8 or 32 numbers at once, whatever the CPU's registers hold.
 
 LLVM splits a vector that is wider than a register, so that a wide one is an unrolled loop. Memory is reached through
-`pointer(address)`, which numba can index as it does an array. No operation assumes that a number is finite.
+`pointer(address, 0)`, which numba can index as it does an array. Nothing here assumes that a number is finite.
 """
 
 from llvmlite import ir
@@ -42,16 +42,23 @@ class _LanesModel(models.PrimitiveModel):
 
 
 @intrinsic
-def pointer(typing, address, index):
-    """pointer(address or pointer, index): the numbers from `index` on; None for None."""
-    if isinstance(address, types.NoneType):
-        return types.none(address, types.int64), lambda context, builder, signature, args: context.get_dummy_value()
+def pointer(typing, start, index):
+    """pointer(start, index): the numbers from `index` on of an address, a pointer or an array, which is not kept alive.
+
+    None for None.
+    """
+    if isinstance(start, types.NoneType):
+        return types.none(start, types.int64), lambda context, builder, signature, args: context.get_dummy_value()
 
     def generate(context, builder, signature, args):
-        start = args[0] if address == _POINTER else builder.inttoptr(args[0], context.get_value_type(_POINTER))
-        return builder.gep(start, [args[1]])
+        first = args[0]
+        if isinstance(start, types.Array):
+            first = context.make_array(start)(context, builder, first).data
+        elif isinstance(start, types.Integer):
+            first = builder.inttoptr(first, context.get_value_type(_POINTER))
+        return builder.gep(first, [args[1]])
 
-    return _POINTER(_POINTER if address == _POINTER else types.int64, types.int64), generate
+    return _POINTER(start, types.int64), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -66,10 +73,10 @@ def every(typing, width):
 
 @intrinsic(prefer_literal=True)
 def leading(typing, width, count):
-    """leading(width, count): the first `count` lanes; the others load as zero and are not stored."""
+    """leading(width, count): the first `count` lanes, or all if there are fewer; the others load as zero and are not stored."""
 
     def generate(context, builder, signature, args):
-        lane = ir.Constant(ir.VectorType(_INT, width.literal_value), list(range(width.literal_value)))
+        lane = _constant(_INT, range(width.literal_value))
         return builder.icmp_signed("<", lane, _broadcast(builder, builder.trunc(args[1], _INT), width.literal_value))
 
     return Lanes(width.literal_value, True)(width, types.int64), generate
@@ -115,9 +122,14 @@ def splat(typing, lanes, number):
 
 
 @intrinsic
-def mul(typing, a, b):
-    """mul(a, b) = a * b"""
-    return a(a, a), lambda context, builder, signature, args: builder.fmul(*args)
+def alternate(typing, lanes, even, odd):
+    """alternate(lanes, even, odd): two numbers in turn."""
+
+    def generate(context, builder, signature, args):
+        pair = (_broadcast(builder, number, lanes.width) for number in args[1:])
+        return builder.shuffle_vector(*pair, _constant(_INT, [i + lanes.width * (i % 2) for i in range(lanes.width)]))
+
+    return Vector(lanes.width)(lanes, types.float32, types.float32), generate
 
 
 @intrinsic
@@ -133,6 +145,12 @@ def sub(typing, a, b):
 
 
 @intrinsic
+def mul(typing, a, b):
+    """mul(a, b) = a * b"""
+    return a(a, a), lambda context, builder, signature, args: builder.fmul(*args)
+
+
+@intrinsic
 def fma(typing, a, b, c):
     """fma(a, b, c) = a * b + c, in one instruction where the CPU has it."""
 
@@ -143,35 +161,60 @@ def fma(typing, a, b, c):
 
 
 @intrinsic
-def totals(typing, a, b):
-    """totals(a, b): the sum over lanes of each, always in the same order."""
+def clamp(typing, a, low, high):
+    """clamp(a, low, high): NaN stays NaN."""
 
     def generate(context, builder, signature, args):
-        x, y, width = args[0], args[1], a.width
-        lane = lambda first, second: _indices([*first, *second])  # noqa: E731
-        low, high = range(width // 2), range(width // 2, width)
-        pair = builder.fadd(
-            builder.shuffle_vector(x, y, lane(low, [width + i for i in low])),
-            builder.shuffle_vector(x, y, lane(high, [width + i for i in high])),
-        )  # the sums of x in the first half, those of y in the second
-        step = width // 4
+        value, low, high = args
+        value = builder.select(builder.fcmp_ordered("<", value, low), low, value)
+        return builder.select(builder.fcmp_ordered(">", value, high), high, value)
+
+    return a(a, a, a), generate
+
+
+@intrinsic
+def floor(typing, a):
+    """floor(a): 0 for NaN, so that it can become an index."""
+
+    def generate(context, builder, signature, args):
+        number = builder.select(builder.fcmp_ordered("ord", *args, *args), args[0], ir.Constant(args[0].type, None))
+        return _call(builder, f"llvm.floor.v{a.width}f32", number.type, [number])
+
+    return a(a), generate
+
+
+@intrinsic
+def equal(typing, a, b):
+    """equal(a, b): 1 where they are, else 0."""
+    return a(a, a), lambda context, builder, signature, args: builder.uitofp(builder.fcmp_ordered("==", *args), args[0].type)
+
+
+@intrinsic
+def totals(typing, a, b):
+    """totals(a, b): the sums over the lanes of a and of b, always in the same order."""
+
+    def generate(context, builder, signature, args):
+        half = a.width // 2
+        first, second = ([*range(start, start + half), *range(start + a.width, start + a.width + half)] for start in (0, half))
+        # From here on the first half sums a, the second b.
+        sums = builder.fadd(*(builder.shuffle_vector(*args, _constant(_INT, lanes)) for lanes in (first, second)))
+        step = half // 2
         while step:
-            pair = builder.fadd(pair, builder.shuffle_vector(pair, pair, _indices([i ^ step for i in range(width)])))
+            sums = builder.fadd(sums, builder.shuffle_vector(sums, sums, _constant(_INT, [i ^ step for i in range(a.width)])))
             step //= 2
-        sums = builder.extract_element(pair, _INT(0)), builder.extract_element(pair, _INT(width // 2))
-        return context.make_tuple(builder, signature.return_type, sums)
+        pair = builder.extract_element(sums, _INT(0)), builder.extract_element(sums, _INT(half))
+        return context.make_tuple(builder, signature.return_type, pair)
 
     return types.UniTuple(types.float32, 2)(a, a), generate
 
 
-def _indices(lanes):
-    return ir.Constant(ir.VectorType(_INT, len(lanes)), lanes)
+def _constant(kind, numbers):
+    return ir.Constant(ir.VectorType(kind, len(numbers)), list(numbers))
 
 
 def _broadcast(builder, number, width: int):
     undefined = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
-    zeros = ir.Constant(ir.VectorType(_INT, width), [0] * width)
-    return builder.shuffle_vector(builder.insert_element(undefined, number, _INT(0)), undefined, zeros)
+    return builder.shuffle_vector(builder.insert_element(undefined, number, _INT(0)), undefined, _constant(_INT, [0] * width))
 
 
 def _place(builder, data, index, width: int):

@@ -3,6 +3,8 @@
 Any device, any floating dtype, twice differentiable.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,9 +13,9 @@ from dkcls.ops.geometry import Geometry
 from dkcls.ops.interpolation import sampling_matrix
 
 
-def image_corners(y: Tensor, x: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+def image_corners(coordinates: Sequence[Tensor], height: int, width: int) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """Coordinates -> their fractions (fy, fx) and, for the corners 00, 01, 10, 11, (flat index, whether inside)."""
-    y, x = y.clamp(-2, height + 1), x.clamp(-2, width + 1)
+    y, x = coordinates[0].clamp(-2, height + 1), coordinates[1].clamp(-2, width + 1)
     y0, x0 = y.detach().floor(), x.detach().floor()
     corners = []
     for dy, dx in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -53,7 +55,7 @@ def tap_value(x: Tensor, image_offset: Tensor | None, tap: int, geometry: Geomet
     if image_offset is None:
         pad_y, pad_x = geometry.padding
         return F.pad(x, (pad_x, pad_x, pad_y, pad_y))[:, :, *tap_slice(x, tap, geometry)]
-    fy, fx, corners = image_corners(*tap_coordinates(image_offset, tap, geometry), *x.shape[2:])
+    fy, fx, corners = image_corners(tap_coordinates(image_offset, tap, geometry), *x.shape[2:])
     shares = ((1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx)
     terms = [share[:, None].to(x.dtype) * read_corner(x, *corner) for share, corner in zip(shares, corners, strict=True)]
     return terms[0] + terms[1] + terms[2] + terms[3]

@@ -61,7 +61,7 @@ def _add_input_grad(total: Tensor, grad_value: Tensor, x: Tensor, offset: Tensor
     if offset is None:
         total[:, :, *tap_slice(x, tap, geometry)] += grad_value
         return
-    fy, fx, corners = image_corners(*tap_coordinates(offset, tap, geometry), *x.shape[2:])
+    fy, fx, corners = image_corners(tap_coordinates(offset, tap, geometry), *x.shape[2:])
     shares = ((1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx)
     for share, (index, inside) in zip(shares, corners, strict=True):
         share = (share * inside)[:, None].to(x.dtype)
@@ -70,7 +70,7 @@ def _add_input_grad(total: Tensor, grad_value: Tensor, x: Tensor, offset: Tensor
 
 def _image_offset_grad(grad_value: Tensor, x: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
     assert offset is not None
-    fy, fx, corners = image_corners(*tap_coordinates(offset, tap, geometry), *x.shape[2:])
+    fy, fx, corners = image_corners(tap_coordinates(offset, tap, geometry), *x.shape[2:])
     g00, g01, g10, g11 = ((grad_value * read_corner(x, *corner)).sum(1) for corner in corners)
     return torch.stack([(1 - fx) * (g10 - g00) + fx * (g11 - g01), (1 - fy) * (g01 - g00) + fy * (g11 - g10)], 1)
 

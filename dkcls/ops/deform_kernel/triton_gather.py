@@ -45,6 +45,16 @@ class Problem:
         scope = self.scope or (1, 1)
         return {"geometry": self.geometry, "SCOPE": scope, "PER_IMAGE": self.per_image, "C": self.channels}
 
+    @property
+    def chunk(self) -> int:
+        """Channels that four threads read, 16 bytes each."""
+        return 64 // self.dtype.itemsize
+
+    @property
+    def positions(self) -> int:
+        """Of a tile: four threads each, or more where channels are not in whole vectors and come one by one."""
+        return 32 if self.channels * self.dtype.itemsize % 16 == 0 else 8
+
     def __str__(self) -> str:
         kind = (f"local, scope {self.scope[0]}" if self.scope else "taps") + (" + image" if self.image_offset else "")
         return f"{kind}, {_TYPES[self.dtype]}, C = {self.channels}"
@@ -68,7 +78,7 @@ def _chunks(channels: int, chunk: int, limit: int) -> int:
 
 @cache
 def map_spec(problem: Problem, flip: bool) -> KernelSpec:
-    chunk, positions = 64 // problem.dtype.itemsize, 32
+    chunk, positions = problem.chunk, problem.positions
     chunks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
     tiles = {"FLIP": flip, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     return _spec(
@@ -79,7 +89,7 @@ def map_spec(problem: Problem, flip: bool) -> KernelSpec:
 
 @cache
 def scatter_spec(problem: Problem, ordered: bool) -> KernelSpec:
-    positions, chunk, warps = (1, 128, 1) if ordered else (32, 16, 4)
+    positions, chunk, warps = (1, 128, 1) if ordered else (problem.positions, 16, 4)
     chunks = _chunks(problem.channels, chunk, 2 if ordered else 8)
     tiles = {"ORDERED": ordered, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     name = "input gradient, ordered scatter" if ordered else "input gradient, scatter"
@@ -89,7 +99,7 @@ def scatter_spec(problem: Problem, ordered: bool) -> KernelSpec:
 
 @cache
 def offset_grad_spec(problem: Problem, to_kernel: bool, to_image: bool) -> KernelSpec:
-    chunk, positions, both = 64 // problem.dtype.itemsize, 32, problem.scope is not None and problem.image_offset
+    chunk, positions, both = problem.chunk, problem.positions, problem.scope is not None and problem.image_offset
     chunks = _chunks(problem.channels, chunk, 2 if both else 4)
     tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     blocks = triton.cdiv(problem.channels, chunk * chunks)
@@ -103,31 +113,34 @@ def offset_grad_spec(problem: Problem, to_kernel: bool, to_image: bool) -> Kerne
 @cache
 def scope_grad_spec(problem: Problem) -> KernelSpec:
     assert problem.scope is not None
-    entries = max(16, triton.next_power_of_2(problem.scope[0] * problem.scope[1]))
-    full = problem.dtype == torch.float32
-    # a float32 product is three of tf32; bfloat16 has the range that products of gradients need
-    tiles = {
-        "POSITIONS": 32,
-        "BLOCK": min((128, 64), key=lambda block: triton.cdiv(problem.channels, block) * block),
-        "ENTRIES": min(entries, 32 if full else 128),
-        "OPERAND": tl.float32 if full or interpreting() else tl.bfloat16,
-        "PRECISION": "tf32x3" if problem.arch.startswith("sm_") and not interpreting() else "ieee",
-    }
-    warps = 8 if (full and problem.image_offset) or tiles["ENTRIES"] > 32 else 4
-    elements = tiles["POSITIONS"] * tiles["BLOCK"] * 8 // triton.cdiv(problem.scope[0] * problem.scope[1], tiles["ENTRIES"])
+    stored, full = problem.scope[0] * problem.scope[1], problem.dtype == torch.float32
+    block = min((128, 64), key=lambda size: triton.cdiv(problem.channels, size) * size)
+    entries = min(max(16, triton.next_power_of_2(stored)), 32 if full else 128)
+    positions = max(16, problem.positions)
+    tiles = {"POSITIONS": positions, "BLOCK": block, "ENTRIES": entries} | _dot_constants(problem)
+    warps = 8 if entries > 32 or (full and problem.image_offset and block == 128) else 4
     return _spec(
-        problem, "weight gradient", kernels.scope_grad_kernel, tiles, warps, elements, trips=(8, problem.geometry.taps)
-    )
+        problem, "weight gradient", kernels.scope_grad_kernel, tiles, warps, 8 * positions * block // triton.cdiv(stored, entries),
+        trips=(8, problem.geometry.taps), maxnreg=255 if full else None,
+    )  # fmt: skip
+
+
+def _dot_constants(problem: Problem) -> dict[str, Any]:
+    """float32 as three products of tf32 where there is tf32; else bfloat16, whose range the products of gradients need."""
+    if problem.dtype != torch.float32 and not interpreting():  # the interpreter's dot of bfloat16 is wrong
+        return {"OPERAND": tl.bfloat16, "PRECISION": None}
+    return {"OPERAND": tl.float32, "PRECISION": "tf32x3" if problem.arch.startswith("sm_") else "ieee"}
 
 
 @cache
 def tap_grad_spec(problem: Problem) -> KernelSpec:
-    chunk, positions = 64 // problem.dtype.itemsize, 32
-    chunks = _chunks(problem.channels, chunk, 8)
+    chunk, positions = problem.chunk, problem.positions
+    chunks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
     tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     return _spec(
-        problem, "weight gradient", kernels.tap_grad_kernel, tiles, 4, 8 * positions * chunk * chunks, trips=(problem.geometry.taps, 8)
-    )
+        problem, "weight gradient", kernels.tap_grad_kernel, tiles, 4, 8 * positions * chunk * chunks,
+        trips=(problem.geometry.taps, 8), maxnreg=168,
+    )  # fmt: skip
 
 
 def _prepare(
