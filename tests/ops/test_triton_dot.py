@@ -1,6 +1,7 @@
 """The tensor-core kernels: numerics in Triton's interpreter or on a GPU, resources for every target."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,3 +128,11 @@ def test_instructions_per_element(arch, dtype):
     assert forward <= 45
     assert forward + backward <= 130
     assert per_element(triton_dot_host.map_spec(arch, dtype, channels=64)) <= 80
+
+
+@pytest.mark.compile
+def test_counting_refuses_undeclared_loops():
+    spec = triton_dot_host.map_spec("sm_80", channels=64)
+    compiled = compile_spec(spec, TARGETS["sm_80"])
+    with pytest.raises(ValueError, match="expected 2 loops, as declared, got 1 in the SASS"):
+        count_instructions(compiled, replace(spec, trips=(2, 9)))

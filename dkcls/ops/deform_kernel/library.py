@@ -30,78 +30,72 @@ def _backend(name: str, tensor: Tensor) -> ModuleType:
     return import_module(f"dkcls.ops.deform_kernel.{_MODULES[name or default_backend(tensor)]}")
 
 
+def _layout(x: Tensor) -> torch.memory_format:
+    return memory_format(x) if x.dim() == 4 else torch.contiguous_format
+
+
 def _empty_like(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    shape = x.shape if shape is None else shape
-    layout = memory_format(x) if x.dim() == 4 else torch.contiguous_format
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
+    return torch.empty(x.shape if shape is None else shape, dtype=x.dtype, device=x.device, memory_format=_layout(x))
 
 
 def _output_shape(x: Tensor, geometry: Geometry) -> tuple[int, int, int, int]:
     return x.shape[0], x.shape[1], *geometry.output_size(x.shape[2], x.shape[3])
 
 
-@torch.library.custom_op("dkcls::deform_kernel2d", mutates_args=())
-def deform_kernel2d(
-    input: Tensor,
-    weight: Tensor,
-    kernel_offset: Tensor | None,
-    image_offset: Tensor | None,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    step: Sequence[float],
-    clip: str,
-    backend: str,
-) -> Tensor:
-    geometry = Geometry(kernel_size, stride, padding, dilation, step, clip)
-    if 0 in _output_shape(input, geometry):
-        return _empty_like(input, _output_shape(input, geometry))
-    out = _backend(backend, input).forward(input, weight, kernel_offset, image_offset, geometry)
-    return out.contiguous(memory_format=memory_format(input))
+_LIBRARY = torch.library.Library("dkcls", "FRAGMENT")
+_ARGUMENTS = (
+    "Tensor input, Tensor weight, Tensor? kernel_offset, Tensor? image_offset, int[] kernel_size, int[] stride, int[] padding, "
+    "int[] dilation, float[] step, str clip, str backend"
+)
+_LIBRARY.define(f"deform_kernel2d({_ARGUMENTS}) -> Tensor", tags=torch.Tag.needs_fixed_stride_order)
+_LIBRARY.define(
+    f"deform_kernel2d_backward(Tensor grad, {_ARGUMENTS}, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=torch.Tag.needs_fixed_stride_order,
+)
+deform_kernel2d = torch.ops.dkcls.deform_kernel2d.default
+deform_kernel2d_backward = torch.ops.dkcls.deform_kernel2d_backward.default
 
 
-@deform_kernel2d.register_fake
-def _(input, weight, kernel_offset, image_offset, kernel_size, stride, padding, dilation, step, clip, backend):
-    return _empty_like(input, _output_shape(input, Geometry(kernel_size, stride, padding, dilation, step, clip)))
+@torch.library.impl(_LIBRARY, "deform_kernel2d", "CompositeExplicitAutograd")
+@torch.compiler.disable
+def _forward_op(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options) -> Tensor:
+    geometry = Geometry(*options[:-1])
+    shape = _output_shape(x, geometry)
+    if 0 in shape:
+        return _empty_like(x, shape)
+    out = _backend(options[-1], x).forward(x, weight, kernel_offset, image_offset, geometry)
+    return out.contiguous(memory_format=memory_format(x))
 
 
-@torch.library.custom_op("dkcls::deform_kernel2d_backward", mutates_args=())
-def deform_kernel2d_backward(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    kernel_offset: Tensor | None,
-    image_offset: Tensor | None,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    step: Sequence[float],
-    clip: str,
-    backend: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    geometry = Geometry(kernel_size, stride, padding, dilation, step, clip)
-    tensors = (input, weight, kernel_offset, image_offset)
+@torch.library.register_fake("dkcls::deform_kernel2d", lib=_LIBRARY)
+def _forward_fake(x, weight, kernel_offset, image_offset, *options):
+    return _empty_like(x, _output_shape(x, Geometry(*options[:-1])))
+
+
+@torch.library.impl(_LIBRARY, "deform_kernel2d_backward", "CompositeExplicitAutograd")
+@torch.compiler.disable
+def _backward_op(
+    grad: Tensor, x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options
+) -> tuple[Tensor, ...]:
+    geometry, backend, needs = Geometry(*options[:-2]), options[-2], options[-1]
+    tensors = (x, weight, kernel_offset, image_offset)
     if grad.numel() == 0:
         grads: Sequence[Tensor | None] = [None if t is None else torch.zeros_like(t) for t in tensors]
     else:
-        grads = _backend(backend, input).backward(grad, *tensors, geometry, needs)
+        grads = _backend(backend, x).backward(grad, *tensors, geometry, needs)
     dense = []
     for t, g, need in zip(tensors, grads, needs, strict=True):
         if need and t is not None and g is not None:
-            layout = memory_format(t) if t.dim() == 4 else torch.contiguous_format
-            dense.append(g.to(t.dtype).contiguous(memory_format=layout))
+            dense.append(g.to(t.dtype).contiguous(memory_format=_layout(t)))
         else:
-            dense.append(input.new_empty(0))
-    return dense[0], dense[1], dense[2], dense[3]
+            dense.append(x.new_empty(0))
+    return tuple(dense)
 
 
-@deform_kernel2d_backward.register_fake
-def _(grad, input, weight, kernel_offset, image_offset, *rest):
-    tensors = (input, weight, kernel_offset, image_offset)
-    return tuple(_empty_like(t) if need else input.new_empty(0) for t, need in zip(tensors, rest[-1], strict=True))
+@torch.library.register_fake("dkcls::deform_kernel2d_backward", lib=_LIBRARY)
+def _backward_fake(grad, x, weight, kernel_offset, image_offset, *options):
+    tensors = (x, weight, kernel_offset, image_offset)
+    return tuple(_empty_like(t) if need else x.new_empty(0) for t, need in zip(tensors, options[-1], strict=True))
 
 
 def _setup_context(ctx, inputs, output):
@@ -119,8 +113,8 @@ def _double_backward(ctx, *grads):
     raise RuntimeError('deform_kernel2d has no double backward on this backend: backend="reference" has one')
 
 
-deform_kernel2d.register_autograd(_backward, setup_context=_setup_context)
-deform_kernel2d_backward.register_autograd(_double_backward, setup_context=lambda ctx, inputs, output: None)
+torch.library.register_autograd("dkcls::deform_kernel2d", _backward, setup_context=_setup_context, lib=_LIBRARY)
+torch.library.register_autograd("dkcls::deform_kernel2d_backward", _double_backward, lib=_LIBRARY)
 
 
 @register_flop_formula(torch.ops.dkcls.deform_kernel2d)
