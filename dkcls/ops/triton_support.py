@@ -1,4 +1,4 @@
-"""What the Triton kernels share: clipping in the scope, the shape of a launch, and compiling for a GPU that need not be there."""
+"""What the Triton kernels share: clipping in the scope, launches, and compiling for a GPU that need not be there."""
 
 import os
 import re

@@ -1,44 +1,235 @@
-"""dummy"""
-import numpy as np, torch
-from functools import lru_cache
-from dkcls.ops.deform_kernel import numba_kernels as K
-from dkcls.ops.geometry import tap_grid
-CL=torch.channels_last
-def prep(x, weight, ko, io, g):
-    n,c,h,w=x.shape
-    ho,wo=g.output_size(h,w)
-    if ko is None: B=weight.shape[0]; T=g.taps; sc=(1,1)
-    else: B=1; sc=weight.shape[2:]; T=sc[0]*sc[1]
-    o=2*g.taps; p=-(-o//8)*8
-    cst=consts(tuple(g.kernel_size),tuple(sc),tuple(g.step),tuple(g.dilation))
-    s=K.Sizes(n,c,h,w,ho,wo,*g.kernel_size,*g.stride,*g.padding,*g.dilation,*sc,B,T,o,p)
-    return s,cst
-@lru_cache
-def consts(ks,sc,step,dil):
-    taps=ks[0]*ks[1]; o=2*taps; p=-(-o//8)*8
-    cst=np.zeros((4,p),np.float32)
-    for a in range(2):
-        grid=tap_grid(ks[a],sc[a],step[a])
-        for k in range(taps):
-            kk=divmod(k,ks[1])[a]
-            cst[:,2*k+a]=grid[kk],sc[a]-1,max(sc[a]-2,0),kk*dil[a]
-    return cst.ravel()
-def off(o): return None if o is None else K.Offsets(o.data_ptr(),*o.stride())
-def forward(x,weight,ko,io,g,par=False):
-    s,cst=prep(x,weight,ko,io,g)
-    x=x.contiguous(memory_format=CL); wt=weight.reshape(s.kernels,s.channels,s.entries).transpose(1,2).contiguous()
-    out=torch.empty(s.images,s.channels,s.out_height,s.out_width,memory_format=CL)
-    (K.forward_parallel if par else K.forward_serial)(s,x.data_ptr(),wt.data_ptr(),off(ko),off(io),cst.ctypes.data,out.data_ptr())
-    return out
-def backward(grad,x,weight,ko,io,g,needs,par=False):
-    s,cst=prep(x,weight,ko,io,g)
-    x=x.contiguous(memory_format=CL); wt=weight.reshape(s.kernels,s.channels,s.entries).transpose(1,2).contiguous(); grad=grad.contiguous(memory_format=CL)
-    G=s.images
-    sp=K.Split(G,1,s.channels)
-    gxx=torch.empty_like(x,memory_format=CL); gw=torch.empty(G,s.entries,s.channels)
-    mk=lambda o: None if o is None else torch.empty(sp.blocks,s.images,s.out_height,s.out_width,o.shape[1])
-    gk,gi=mk(ko),mk(io)
-    ad=lambda t:None if t is None else t.data_ptr()
-    (K.backward_parallel if par else K.backward_serial)(s,sp,g.clip=='projected',x.data_ptr(),wt.data_ptr(),off(ko),off(io),cst.ctypes.data,grad.data_ptr(),ad(gxx),gw.data_ptr(),ad(gk),ad(gi))
-    if s.kernels==1: gw=gw.sum(0,keepdim=True)
-    return [gxx,gw.transpose(1,2).reshape(weight.shape),*(None if t is None else t[0].permute(0,3,1,2) for t in (gk,gi))]
+"""The operator on the CPU: numba kernels over channels_last float32. Without numba, and for float64, the tap loop.
+
+This side allocates, describes a call to the kernels in numbers and addresses, and chooses the number of threads.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dkcls.ops.deform_kernel import tap_loop
+from dkcls.ops.geometry import Geometry, tap_grid
+
+# Backward is cut into groups of images, at most MAX_GROUPS, whose weight gradients take at most 1 / GROUP_MEMORY of an input
+# together; and if these are fewer than TASKS, into blocks of at least MIN_BLOCK channels, which cost more the narrower.
+TASKS, MAX_GROUPS, GROUP_MEMORY, MIN_BLOCK = 4, 64, 4, 64
+
+logger = logging.getLogger("dkcls")
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+    kernels = _kernels()
+    if kernels is None or x.dtype == torch.float64:
+        tensors: Sequence[Any] = [_widen(t) for t in (x, weight, kernel_offset, image_offset)]
+        return tap_loop.forward(*tensors, geometry).to(x.dtype)
+    call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
+    dense = _densify(x, weight, kernel_offset, image_offset, call)
+    out = _empty_channels_last(call.sizes.images, call.sizes.channels, call.sizes.out_height, call.sizes.out_width)
+    _launch("forward", call.sizes, call.address, *_arguments(*dense), out.data_ptr())
+    return out.to(x.dtype)
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients to (x, weight, kernel_offset, image_offset). Only that of x is left out for not being needed."""
+    kernels = _kernels()
+    if kernels is None or x.dtype == torch.float64:
+        tensors: Sequence[Any] = [_widen(t) for t in (grad, x, weight, kernel_offset, image_offset)]
+        return [*tap_loop.backward(*tensors, geometry, needs)]
+    call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
+    sizes, split, projected, constants = call.sizes, call.split, geometry.clip == "projected", call.address
+    dense = _densify(x, weight, kernel_offset, image_offset, call)
+    arguments = _arguments(*dense)
+    grad = _widen(grad).contiguous(memory_format=torch.channels_last)
+    grad_x = _empty_channels_last(*x.shape) if needs[0] else None
+    grad_weight = _empty(split.groups, sizes.entries, sizes.channels)
+    grad_kernel, grad_image = (
+        None if offset is None else _empty(split.blocks, sizes.images, sizes.out_height, sizes.out_width, sizes.offsets)
+        for offset in (kernel_offset, image_offset)
+    )
+    results = (grad_x, grad_weight, grad_kernel, grad_image)
+    addresses = (None if t is None else t.data_ptr() for t in results)
+    _launch("backward", sizes, split, projected, constants, *arguments, grad.data_ptr(), *addresses)
+
+    if sizes.kernels == 1:
+        grad_weight = _add_up(grad_weight)
+    if split.blocks > 1:
+        grad_kernel, grad_image = (None if g is None else _add_up(g).clone() for g in (grad_kernel, grad_image))
+        if grad_kernel is not None and projected:
+            kernels.project(sizes, constants, arguments[2], grad_kernel.data_ptr())
+    grad_offsets = (None if g is None else g[0].permute(0, 3, 1, 2) for g in (grad_kernel, grad_image))
+    return [grad_x, grad_weight.transpose(1, 2).reshape(weight.shape), *grad_offsets]
+
+
+def _add_up(copies: Tensor) -> Tensor:
+    """The sum over the first axis, which stays: in a fixed order, unlike torch.sum's, and in place."""
+    if copies.shape[0] > 1:
+        _launch("add_up", copies.data_ptr(), copies.shape[0], copies[0].numel())
+    return copies[:1]
+
+
+class _Call(NamedTuple):
+    """What the kernels need to know besides addresses."""
+
+    sizes: Any
+    split: Any
+    constants: np.ndarray
+    address: int  # of the constants
+
+
+@lru_cache(maxsize=1024)
+def _describe(x_shape: Sequence[int], weight_shape: Sequence[int], local: bool, geometry: Geometry) -> _Call:
+    """Everything that follows from the shapes."""
+    kernels = _kernels()
+    assert kernels is not None
+    n, c, height, width = x_shape
+    count, scope = (1, tuple(weight_shape[2:])) if local else (weight_shape[0], (1, 1))
+    entries = scope[0] * scope[1] if local else geometry.taps
+    padded = (2 * geometry.taps + 7) // 8 * 8
+
+    groups = n if count > 1 else max(1, min(n, MAX_GROUPS, n * height * width // (GROUP_MEMORY * entries)))
+    blocks = max(1, min(-(-TASKS // groups), c // MIN_BLOCK))
+    block = (-(-c // blocks) + 7) // 8 * 8
+
+    constants = np.zeros((4, padded), np.float32)  # rows: GRID, LAST, LAST_CELL, DISPLACEMENT
+    for axis in (0, 1):
+        grid = tap_grid(geometry.kernel_size[axis], scope[axis], geometry.step[axis])
+        for tap in range(geometry.taps):
+            k = divmod(tap, geometry.kernel_size[1])[axis]
+            constants[:, 2 * tap + axis] = grid[k], scope[axis] - 1, max(scope[axis] - 2, 0), k * geometry.dilation[axis]
+    sizes = kernels.Sizes(
+        n, c, height, width, *geometry.output_size(height, width), *geometry.kernel_size, *geometry.stride, *geometry.padding,
+        *geometry.dilation, *scope, count, entries, 2 * geometry.taps, padded,
+    )  # fmt: skip
+    return _Call(sizes, kernels.Split(groups, -(-c // block), block), constants, constants.ctypes.data)
+
+
+def _hashable(geometry: Geometry) -> Geometry:
+    """With tuples for the lists that the dispatcher hands us; clip aside, which is no matter of shape."""
+    size, stride, padding, dilation, step, _ = geometry
+    return Geometry(tuple(size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), "")
+
+
+def _densify(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, call: _Call) -> list[Any]:
+    """Float32; x channels last, weight [kernels, entries, C], the offsets as they are."""
+    weight = _widen(weight).reshape(call.sizes.kernels, call.sizes.channels, call.sizes.entries)
+    x = _widen(x).contiguous(memory_format=torch.channels_last)
+    return [x, weight.transpose(1, 2).contiguous(), _widen(kernel_offset), _widen(image_offset)]
+
+
+def _arguments(x: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any]:
+    """As the kernels take them: addresses, and strides of the offsets."""
+    kernels = _kernels()
+    assert kernels is not None
+    return [
+        x.data_ptr(),
+        weight.data_ptr(),
+        *(None if o is None else kernels.Offsets(o.data_ptr(), *o.stride()) for o in offsets),
+    ]
+
+
+def _widen(tensor: Any) -> Any:
+    """Half precision as float32; None stays None."""
+    return tensor.float() if tensor is not None and tensor.dtype != torch.float64 else tensor
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _empty_channels_last(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu", memory_format=torch.channels_last)
+
+
+def _launch(name: str, *arguments: Any) -> None:
+    """Run a kernel on as many threads as PyTorch uses. The GIL is held: numba's workqueue cannot take concurrent launches."""
+    import numba
+
+    # GNU OpenMP ends a forked process that uses it again.
+    threads = 1 if _forked else min(torch.get_num_threads(), _config().NUMBA_NUM_THREADS)
+    if threads == 1 or not _threads_work():
+        getattr(_kernels(), f"{name}_serial")(*arguments)
+        return
+    before = numba.get_num_threads()
+    numba.set_num_threads(threads)
+    try:
+        getattr(_kernels(), f"{name}_parallel")(*arguments)
+    finally:
+        numba.set_num_threads(before)
+
+
+@cache
+def _config() -> Any:
+    """Numba's settings, which it makes from the environment: no type checker knows them."""
+    import numba
+
+    return numba.config
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """The compiled functions, or None where there is no numba to compile them, which is said once."""
+    try:
+        from numba.core import event
+    except ImportError as error:
+        logger.warning("without numba (%s), deform_kernel2d is about ten times slower on the CPU", error)
+        return None
+    if _config().DISABLE_JIT:
+        return None
+
+    class Announce(event.Listener):
+        announced = False
+
+        def on_start(self, occurrence: Any) -> None:
+            dispatcher = occurrence.data["dispatcher"]
+            if not self.announced and dispatcher.py_func.__module__.startswith(__package__):
+                self.announced = True
+                kept = dispatcher.stats.cache_path
+                where = f"once; kept in {kept}" if kept else "in every process, for want of a writable cache directory"
+                logger.warning("compiling the CPU kernels of deform_kernel2d, some seconds, %s", where)
+
+        def on_end(self, occurrence: Any) -> None:
+            pass
+
+    event.register("numba:compile", Announce())  # heard only where the cache has no such code
+    return import_module("dkcls.ops.deform_kernel.numba_kernels")
+
+
+@cache
+def _threads_work() -> bool:
+    """Start numba's threads. OpenMP goes best beside PyTorch, which uses it too; a choice of the user's comes first."""
+    import numba
+
+    if not {"NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY"} & os.environ.keys():
+        _config().THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    try:
+        numba.get_num_threads()
+    except (ValueError, ImportError) as error:
+        logger.warning("numba has no threads to offer (%s): deform_kernel2d runs on one", error)
+        return False
+    return True

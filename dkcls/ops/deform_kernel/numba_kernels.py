@@ -1,40 +1,24 @@
 """The operator's CPU kernels, compiled by numba for the machine they run on.
 
 Tensors come as addresses of float32 numbers, channels last: x and grad_x [N, H, W, C], out and grad [N, Ho, Wo, C], weight
-and grad_weight [*, T, C], gradients of offsets [N, Ho, Wo, 2*Kh*Kw]. With kernel offsets, T = Sh*Sw entries of the scope;
+and grad_weight [*, T, C], gradients of offsets [*, N, Ho, Wo, 2*Kh*Kw]. With kernel offsets, T = Sh*Sw entries of the scope;
 without, T = Kh*Kw taps. Offsets come in any layout. What is None is compiled out: local DK, DCN, both together and global
 DK are one source.
 
 A position is done in two steps. `locate` lists the taps that touch the image: where each reads, and the bilinear shares.
-Then the channels stream through that list.
+Then the channels stream through that list, vector by vector.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple  # noqa: I001  (the constants below fill a screen if sorted)
 
 import numpy as np
-from numba import njit, prange, types
-from numba.extending import overload
+from numba import prange
 
-from dkcls.ops.deform_kernel.numba_vector import (
-    add, alternate, clamp, equal, every, floor, fma, leading, load, mul, pointer, splat, store, sub, totals,
+from dkcls.ops.deform_kernel.numba_locate import (
+    CELL, COLUMNS, DOWN, GRID, IMAGE_FIRST_INSIDE, IMAGE_HIGH, IMAGE_LOW, IMAGE_SECOND_INSIDE, LAST, PIXEL, RIGHT, SCOPE_HIGH,
+    SCOPE_INSIDE, SCOPE_LOW, TAP, driver, f32, inlined, locate, offset_row, parallel_driver, scratch, worker,
 )  # fmt: skip
-
-f32 = np.float32
-
-# NaN and infinity keep their meaning ("nnan" and "ninf" are missing), and sums their order ("reassoc" is).
-_OPTIONS = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "boundscheck": False, "no_cfunc_wrapper": True}
-driver = njit(cache=True, **_OPTIONS)
-parallel_driver = njit(cache=True, parallel=True, **_OPTIONS)
-worker = njit(cache=True, no_cpython_wrapper=True, **_OPTIONS)
-inlined = njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)
-
-# Columns of `taps`, the list of what touches the image. PIXEL and CELL, the first corners, count numbers from the start of
-# the image and of the weights; DOWN and RIGHT lead to the other corners of the image.
-TAP, PIXEL, DOWN, RIGHT, CELL = range(5)
-# Rows of `fields`, numbers for the y and the x of every tap: how much the cell's two ends count, and whether they are inside.
-SCOPE_LOW, SCOPE_HIGH, SCOPE_CELL, SCOPE_INSIDE = range(4)
-IMAGE_LOW, IMAGE_HIGH, IMAGE_FIRST, IMAGE_SECOND, IMAGE_INSIDE_FIRST, IMAGE_INSIDE_SECOND = range(4, 10)
-FIELDS = 10
+from dkcls.ops.deform_kernel.numba_vector import add, every, fma, leading, load, mul, pointer, splat, store, sub, totals
 
 
 class Sizes(NamedTuple):
@@ -59,7 +43,7 @@ class Sizes(NamedTuple):
     kernels: int  # 1, or one per image
     entries: int  # T
     offsets: int  # 2 * Kh * Kw
-    padded: int  # the same, rounded up to whole vectors
+    padded: int  # the same in whole vectors of 8
 
 
 class Offsets(NamedTuple):
@@ -82,126 +66,23 @@ class Split(NamedTuple):
 
 
 @inlined
-def scratch(sizes):
-    """The list of taps and the fields of one position, and after these room for a row of each kind of offsets."""
-    fields = np.empty(FIELDS * sizes.padded + 2 * sizes.out_width * sizes.offsets, np.float32)
-    return np.empty((sizes.offsets // 2 + 1, 5), np.int64), fields  # one more, for a tap that is written and not counted
-
-
-def offset_row(offset, n, oy, sizes, fields, kind):
-    """A row of offsets with the channels next to each other: pointer, and distance between positions."""
-
-
-@overload(offset_row, jit_options=_OPTIONS)
-def _offset_row(offset, n, oy, sizes, fields, kind):
-    def absent(offset, n, oy, sizes, fields, kind):
-        return None, 0
-
-    def present(offset, n, oy, sizes, fields, kind):
-        row, column = pointer(offset.address, n * offset.image + oy * offset.row), offset.column
-        if offset.channel != 1:
-            copy = pointer(fields, FIELDS * sizes.padded + kind * sizes.out_width * sizes.offsets)
-            for channel in range(sizes.offsets):
-                for ox in range(sizes.out_width):
-                    copy[ox * sizes.offsets + channel] = row[channel * offset.channel + ox * offset.column]
-            row, column = copy, sizes.offsets
-        return row, column
-
-    return absent if isinstance(offset, types.NoneType) else present
+def ends(lanes, fields, low, high):
+    """What two fields say of a tap, of its y and of its x: y0, y1, x0, x1."""
+    first, second = pointer(fields, low), pointer(fields, high)
+    return splat(lanes, first[0]), splat(lanes, second[0]), splat(lanes, first[1]), splat(lanes, second[1])
 
 
 @inlined
-def locate_in_scope(offset, constants, sizes, fields):
-    """Offsets of all taps of a position -> the cell of the scope that each reads, along y and x."""
-    all8, size, result = every(8), sizes.padded, pointer(fields, 0)
-    zero, one = splat(all8, f32(0)), splat(all8, f32(1))
-    for i in range(0, size, 8):
-        u = add(load(leading(8, sizes.offsets - i), offset, i), load(all8, constants, i))
-        inside = clamp(u, zero, load(all8, constants, size + i))
-        cell = clamp(floor(inside), zero, load(all8, constants, 2 * size + i))
-        fraction = sub(inside, cell)
-        store(all8, result, SCOPE_LOW * size + i, sub(one, fraction))
-        store(all8, result, SCOPE_HIGH * size + i, fraction)
-        store(all8, result, SCOPE_CELL * size + i, cell)
-        store(all8, result, SCOPE_INSIDE * size + i, equal(u, inside))
-
-
-@inlined
-def locate_in_image(offset, y, x, constants, sizes, fields):
-    """Offsets of all taps of a position, whose first reads (y, x) -> the cell of the image that each reads."""
-    all8, size, result = every(8), sizes.padded, pointer(fields, 0)
-    zero, one, two = splat(all8, f32(0)), splat(all8, f32(1)), splat(all8, f32(2))
-    corner, extent = alternate(all8, f32(y), f32(x)), alternate(all8, f32(sizes.height), f32(sizes.width))
-    for i in range(0, size, 8):
-        u = add(load(leading(8, sizes.offsets - i), offset, i), add(corner, load(all8, constants, 3 * size + i)))
-        u = clamp(u, sub(zero, two), add(extent, one))
-        cell = floor(u)
-        fraction = sub(u, cell)
-        first_inside = mul(clamp(add(cell, one), zero, one), clamp(sub(extent, cell), zero, one))
-        second_inside = mul(clamp(add(cell, two), zero, one), clamp(sub(sub(extent, one), cell), zero, one))
-        store(all8, result, IMAGE_LOW * size + i, mul(sub(one, fraction), first_inside))
-        store(all8, result, IMAGE_HIGH * size + i, mul(fraction, second_inside))
-        store(all8, result, IMAGE_INSIDE_FIRST * size + i, first_inside)
-        store(all8, result, IMAGE_INSIDE_SECOND * size + i, second_inside)
-        # A corner outside is read as its neighbour inside, times 0: no branch where the channels are.
-        store(all8, result, IMAGE_FIRST * size + i, clamp(cell, zero, sub(extent, one)))
-        store(all8, result, IMAGE_SECOND * size + i, clamp(add(cell, one), zero, sub(extent, one)))
-
-
-@worker
-def locate(oy, ox, sizes, kernel_offset, image_offset, constants, fields, taps):
-    """List the taps of a position that touch the image.
-
-    Returns their number and a NaN if an offset of the others is one, which must show all the same, or else 0.
-    """
-    size, channels, height, width = sizes.padded, sizes.channels, sizes.height, sizes.width
-    y0, x0 = oy * sizes.stride_y - sizes.padding_y, ox * sizes.stride_x - sizes.padding_x
-    if kernel_offset is not None:
-        locate_in_scope(kernel_offset, constants, sizes, fields)
-    if image_offset is not None:
-        locate_in_image(image_offset, y0, x0, constants, sizes, fields)
-    count, nan, i = 0, f32(0), 0
-    for ky in range(sizes.kernel_y):
-        y = y0 + ky * sizes.dilation_y
-        for kx in range(sizes.kernel_x):
-            x = x0 + kx * sizes.dilation_x
-            if image_offset is None:
-                inside = 0 <= y < height and 0 <= x < width
-                taps[count, PIXEL] = (y * width + x) * channels
-            else:
-                at = IMAGE_FIRST * size + i
-                top, left = int(fields[at]), int(fields[at + 1])
-                taps[count, PIXEL] = (top * width + left) * channels
-                at = IMAGE_SECOND * size + i
-                taps[count, DOWN] = (int(fields[at]) - top) * width * channels
-                taps[count, RIGHT] = (int(fields[at + 1]) - left) * channels
-                first, second = IMAGE_INSIDE_FIRST * size + i, IMAGE_INSIDE_SECOND * size + i
-                inside = fields[first] + fields[second] > 0 and fields[first + 1] + fields[second + 1] > 0
-                if not inside:
-                    nan += f32(0) * fields[IMAGE_LOW * size + i] + f32(0) * fields[IMAGE_LOW * size + i + 1]
-            taps[count, TAP] = i
-            if kernel_offset is None:
-                taps[count, CELL] = (i // 2) * channels
-            else:
-                at = SCOPE_CELL * size + i
-                taps[count, CELL] = (int(fields[at]) * sizes.scope_x + int(fields[at + 1])) * channels
-                if not inside:
-                    nan += f32(0) * fields[SCOPE_LOW * size + i] + f32(0) * fields[SCOPE_LOW * size + i + 1]
-            count += inside
-            i += 2
-    return count, nan
+def shares(lanes, fields, low, high):
+    """How much each corner of a tap's cell counts: 00, 01, 10, 11."""
+    first, second = pointer(fields, low), pointer(fields, high)
+    y0, y1, x0, x1 = first[0], second[0], first[1], second[1]
+    return splat(lanes, y0 * x0), splat(lanes, y0 * x1), splat(lanes, y1 * x0), splat(lanes, y1 * x1)
 
 
 @inlined
 def corners(lanes, data, i, down, right):
     return load(lanes, data, i), load(lanes, data, i + right), load(lanes, data, i + down), load(lanes, data, i + down + right)
-
-
-@inlined
-def shares(lanes, fields, low, high):
-    """How much each corner of a tap's cell counts."""
-    y0, y1, x0, x1 = fields[low], fields[high], fields[low + 1], fields[high + 1]
-    return splat(lanes, y0 * x0), splat(lanes, y0 * x1), splat(lanes, y1 * x0), splat(lanes, y1 * x1)
 
 
 @inlined
@@ -223,58 +104,60 @@ def forward_chunk(lanes, c, sizes, x, weight, kernel_offset, image_offset, out, 
     scope_down, scope_right = scope_steps(sizes)
     result = splat(lanes, nan)
     for k in range(count):
-        tap, pixel, cell = taps[k, TAP], taps[k, PIXEL] + c, taps[k, CELL] + c
+        tap = pointer(taps, k * COLUMNS)
+        i, pixel, cell = tap[TAP], tap[PIXEL] + c, tap[CELL] + c
         if image_offset is None:
             value = load(lanes, x, pixel)
         else:
-            parts = shares(lanes, fields, IMAGE_LOW * size + tap, IMAGE_HIGH * size + tap)
-            value = weighted(parts, corners(lanes, x, pixel, taps[k, DOWN], taps[k, RIGHT]))
+            parts = shares(lanes, fields, IMAGE_LOW * size + i, IMAGE_HIGH * size + i)
+            value = weighted(parts, corners(lanes, x, pixel, tap[DOWN], tap[RIGHT]))
         if kernel_offset is None:
             factor = load(lanes, weight, cell)
         else:
-            parts = shares(lanes, fields, SCOPE_LOW * size + tap, SCOPE_HIGH * size + tap)
+            parts = shares(lanes, fields, SCOPE_LOW * size + i, SCOPE_HIGH * size + i)
             factor = weighted(parts, corners(lanes, weight, cell, scope_down, scope_right))
         result = fma(value, factor, result)
     store(lanes, out, c, result)
 
 
 @worker
-def forward_row(row, sizes, x, weight, kernel_offset, image_offset, constants, out):
+def forward_row(row, sizes, constants, x, weight, kernel_offset, image_offset, out):
     """Row `row` of the N*Ho output rows."""
     n, oy = divmod(row, sizes.out_height)
     channels = sizes.channels
-    taps, fields = scratch(sizes)
+    own_taps, own_fields = scratch(sizes)
     constants = pointer(constants, 0)
     image = pointer(x, n * sizes.height * sizes.width * channels)
     weights = pointer(weight, (n if sizes.kernels > 1 else 0) * sizes.entries * channels)
-    kernel_row, kernel_column = offset_row(kernel_offset, n, oy, sizes, fields, 0)
-    image_row, image_column = offset_row(image_offset, n, oy, sizes, fields, 1)
+    kernel_row, kernel_column = offset_row(kernel_offset, n, oy, sizes, own_fields, 0)
+    image_row, image_column = offset_row(image_offset, n, oy, sizes, own_fields, 1)
     for ox in range(sizes.out_width):
-        kernel_here, image_here = pointer(kernel_row, ox * kernel_column), pointer(image_row, ox * image_column)
-        count, nan = locate(oy, ox, sizes, kernel_here, image_here, constants, fields, taps)
+        taps, fields = pointer(own_taps, 0), pointer(own_fields, 0)  # in the loop: numba frees an array after its last use
+        offset_k, offset_i = pointer(kernel_row, ox * kernel_column), pointer(image_row, ox * image_column)
+        count, nan = locate(oy, ox, sizes, offset_k, offset_i, constants, fields, taps)
         result = pointer(out, (row * sizes.out_width + ox) * channels)
         c = 0
         while c + 32 <= channels:
-            forward_chunk(every(32), c, sizes, image, weights, kernel_here, image_here, result, count, nan, fields, taps)
+            forward_chunk(every(32), c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps)
             c += 32
         while c + 8 <= channels:
-            forward_chunk(every(8), c, sizes, image, weights, kernel_here, image_here, result, count, nan, fields, taps)
+            forward_chunk(every(8), c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps)
             c += 8
         if c < channels:
             rest = leading(8, channels - c)
-            forward_chunk(rest, c, sizes, image, weights, kernel_here, image_here, result, count, nan, fields, taps)
+            forward_chunk(rest, c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps)
 
 
 @driver
-def forward_serial(sizes, x, weight, kernel_offset, image_offset, constants, out):
+def forward_serial(sizes, constants, x, weight, kernel_offset, image_offset, out):
     for row in range(sizes.images * sizes.out_height):
-        forward_row(row, sizes, x, weight, kernel_offset, image_offset, constants, out)
+        forward_row(row, sizes, constants, x, weight, kernel_offset, image_offset, out)
 
 
 @parallel_driver
-def forward_parallel(sizes, x, weight, kernel_offset, image_offset, constants, out):
+def forward_parallel(sizes, constants, x, weight, kernel_offset, image_offset, out):
     for row in prange(sizes.images * sizes.out_height):
-        forward_row(np.int64(row), sizes, x, weight, kernel_offset, image_offset, constants, out)
+        forward_row(np.int64(row), sizes, constants, x, weight, kernel_offset, image_offset, out)
 
 
 @inlined
@@ -283,11 +166,12 @@ def add_to(lanes, data, i, share, value):
 
 
 @inlined
-def add_to_corners(lanes, data, i, down, right, parts, value):
-    add_to(lanes, data, i, parts[0], value)
-    add_to(lanes, data, i + right, parts[1], value)
-    add_to(lanes, data, i + down, parts[2], value)
-    add_to(lanes, data, i + down + right, parts[3], value)
+def add_to_corners(lanes, data, cell, c, value):
+    i, down, right, parts = cell
+    add_to(lanes, data, i + c, parts[0], value)
+    add_to(lanes, data, i + c + right, parts[1], value)
+    add_to(lanes, data, i + c + down, parts[2], value)
+    add_to(lanes, data, i + c + down + right, parts[3], value)
 
 
 @inlined
@@ -301,42 +185,41 @@ def add_products(sums, value, values):
 
 
 @inlined
-def backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_image, grad_kernel, image, scope, sums):
-    """A few channels of one tap at one position. `image` and `scope` are a cell: index, steps down and right, four shares.
+def backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, sums):
+    """A few channels of one tap at one position. `scope` and `image` are a cell: index, steps down and right, four shares.
 
-    Adds to the gradients of x and of the weights; returns, added to `sums`, the gradients of the shares of image and scope.
+    Adds to the gradients of x and of the weights; returns, added to `sums`, the gradients of the shares of scope and image.
     """
     g = load(lanes, grad, c)
-    i, j = image[0] + c, scope[0] + c
-    if grad_image is None:
-        value = load(lanes, x, i)
-        values = value, value, value, value
-    else:
-        values = corners(lanes, x, i, image[1], image[2])
-        value = weighted(image[3], values)
     if grad_kernel is None:
-        factor = load(lanes, weight, j)
+        factor = load(lanes, weight, scope[0] + c)
         factors = factor, factor, factor, factor
     else:
-        factors = corners(lanes, weight, j, scope[1], scope[2])
+        factors = corners(lanes, weight, scope[0] + c, scope[1], scope[2])
         factor = weighted(scope[3], factors)
+    if grad_image is None:
+        value = load(lanes, x, image[0] + c)
+        values = value, value, value, value
+    else:
+        values = corners(lanes, x, image[0] + c, image[1], image[2])
+        value = weighted(image[3], values)
 
-    image_sums, scope_sums = sums
+    scope_sums, image_sums = sums
+    if grad_kernel is None:
+        add_to(lanes, grad_weight, scope[0] + c, g, value)
+    else:
+        grad_factor = mul(g, value)
+        scope_sums = add_products(scope_sums, grad_factor, factors)
+        add_to_corners(lanes, grad_weight, scope, c, grad_factor)
     if grad_image is None:
         if grad_x is not None:
-            add_to(lanes, grad_x, i, g, factor)
+            add_to(lanes, grad_x, image[0] + c, g, factor)
     else:
         grad_value = mul(g, factor)
         image_sums = add_products(image_sums, grad_value, values)
         if grad_x is not None:
-            add_to_corners(lanes, grad_x, i, image[1], image[2], image[3], grad_value)
-    if grad_kernel is None:
-        add_to(lanes, grad_weight, j, g, value)
-    else:
-        grad_factor = mul(g, value)
-        scope_sums = add_products(scope_sums, grad_factor, factors)
-        add_to_corners(lanes, grad_weight, j, scope[1], scope[2], scope[3], grad_factor)
-    return image_sums, scope_sums
+            add_to_corners(lanes, grad_x, image, c, grad_value)
+    return scope_sums, image_sums
 
 
 @inlined
@@ -351,88 +234,69 @@ def clear(data, count):
         data[i] = f32(0)
 
 
-@worker
-def backward_position(sizes, c0, c1, projected, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, count, fields, taps):
-    """All taps of one output position, channels c0 to c1. grad and the offsets' gradients start there, x at the image."""
-    size = sizes.padded
+@inlined
+def backward_position(
+    sizes, c0, c1, projected, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, count, fields, taps
+):  # fmt: skip
+    """All taps of one position, channels c0 to c1. grad, grad_kernel and grad_image start at the position."""
+    lanes, size = every(8), sizes.padded
     scope_down, scope_right = scope_steps(sizes)
-    lanes = every(8)
     if grad_kernel is not None:
         clear(grad_kernel, sizes.offsets)
     if grad_image is not None:
         clear(grad_image, sizes.offsets)
     for k in range(count):
-        tap = taps[k, TAP]
-        parts = shares(lanes, fields, IMAGE_LOW * size + tap, IMAGE_HIGH * size + tap)
-        image = taps[k, PIXEL], taps[k, DOWN], taps[k, RIGHT], parts
-        parts = shares(lanes, fields, SCOPE_LOW * size + tap, SCOPE_HIGH * size + tap)
-        scope = taps[k, CELL], scope_down, scope_right, parts
+        tap = pointer(taps, k * COLUMNS)
+        i = tap[TAP]
+        scope = tap[CELL], scope_down, scope_right, shares(lanes, fields, SCOPE_LOW * size + i, SCOPE_HIGH * size + i)
+        image = tap[PIXEL], tap[DOWN], tap[RIGHT], shares(lanes, fields, IMAGE_LOW * size + i, IMAGE_HIGH * size + i)
         sums = zeros(lanes), zeros(lanes)
         c = c0
         while c + 8 <= c1:
-            sums = backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_image, grad_kernel, image, scope, sums)
+            sums = backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, sums)
             c += 8
         if c < c1:
             rest = leading(8, c1 - c)
-            sums = backward_chunk(rest, c, grad, x, weight, grad_x, grad_weight, grad_image, grad_kernel, image, scope, sums)
+            sums = backward_chunk(rest, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, sums)
 
-        if grad_image is not None:
-            s00, s01, s10, s11 = sums[0]
-            low, high, first, second = (
-                IMAGE_LOW * size + tap,
-                IMAGE_HIGH * size + tap,
-                IMAGE_INSIDE_FIRST * size + tap,
-                IMAGE_INSIDE_SECOND * size + tap,
-            )
-            y0, y1, x0, x1 = (
-                splat(lanes, fields[low]),
-                splat(lanes, fields[high]),
-                splat(lanes, fields[low + 1]),
-                splat(lanes, fields[high + 1]),
-            )
-            iy0, iy1, ix0, ix1 = (
-                splat(lanes, fields[first]),
-                splat(lanes, fields[second]),
-                splat(lanes, fields[first + 1]),
-                splat(lanes, fields[second + 1]),
-            )
-            row0, row1 = fma(x0, s00, mul(x1, s01)), fma(x0, s10, mul(x1, s11))
-            col0, col1 = fma(y0, s00, mul(y1, s10)), fma(y0, s01, mul(y1, s11))
-            grad_image[tap], grad_image[tap + 1] = totals(
-                sub(mul(iy1, row1), mul(iy0, row0)), sub(mul(ix1, col1), mul(ix0, col0))
-            )
         if grad_kernel is not None:
+            s00, s01, s10, s11 = sums[0]
+            y0, y1, x0, x1 = ends(lanes, fields, SCOPE_LOW * size + i, SCOPE_HIGH * size + i)
+            along_y = fma(x0, sub(s10, s00), mul(x1, sub(s11, s01)))
+            along_x = fma(y0, sub(s01, s00), mul(y1, sub(s11, s10)))
+            gy, gx = totals(along_y, along_x)
+            inside = pointer(fields, SCOPE_INSIDE * size + i)
+            grad_kernel[i] = gy if projected or inside[0] else f32(0)
+            grad_kernel[i + 1] = gx if projected or inside[1] else f32(0)
+        if grad_image is not None:
             s00, s01, s10, s11 = sums[1]
-            low, high = SCOPE_LOW * size + tap, SCOPE_HIGH * size + tap
-            y0, y1, x0, x1 = (
-                splat(lanes, fields[low]),
-                splat(lanes, fields[high]),
-                splat(lanes, fields[low + 1]),
-                splat(lanes, fields[high + 1]),
-            )
-            gy, gx = totals(fma(x0, sub(s10, s00), mul(x1, sub(s11, s01))), fma(y0, sub(s01, s00), mul(y1, sub(s11, s10))))
-            inside = SCOPE_INSIDE * size + tap
-            grad_kernel[tap] = gy if projected or fields[inside] else f32(0)
-            grad_kernel[tap + 1] = gx if projected or fields[inside + 1] else f32(0)
+            y0, y1, x0, x1 = ends(lanes, fields, IMAGE_LOW * size + i, IMAGE_HIGH * size + i)
+            in_y0, in_y1, in_x0, in_x1 = ends(lanes, fields, IMAGE_FIRST_INSIDE * size + i, IMAGE_SECOND_INSIDE * size + i)
+            along_y = sub(mul(in_y1, fma(x0, s10, mul(x1, s11))), mul(in_y0, fma(x0, s00, mul(x1, s01))))
+            along_x = sub(mul(in_x1, fma(y0, s01, mul(y1, s11))), mul(in_x0, fma(y0, s00, mul(y1, s10))))
+            grad_image[i], grad_image[i + 1] = totals(along_y, along_x)
 
 
 @worker
-def project_row(row, sizes, kernel_offset, constants, grad_kernel):
-    """Zero the gradients of row `row` of the N*Ho where the coordinate is outside the scope and descent leads no way back."""
+def project_row(row, sizes, constants, kernel_offset, grad_kernel):
+    """Row `row` of the N*Ho, clip="projected": zero what, outside the scope, does not lead back inside by descent.
+
+    On the gradient summed over all channels, since it is its sign that decides.
+    """
     n, oy = divmod(row, sizes.out_height)
     offset = pointer(kernel_offset.address, n * kernel_offset.image + oy * kernel_offset.row)
-    grad = pointer(grad_kernel, row * sizes.out_width * sizes.offsets)
+    grid, last = pointer(constants, GRID * sizes.padded), pointer(constants, LAST * sizes.padded)
     for ox in range(sizes.out_width):
+        grad = pointer(grad_kernel, (row * sizes.out_width + ox) * sizes.offsets)
         for i in range(sizes.offsets):
-            u = offset[ox * kernel_offset.column + i * kernel_offset.channel] + constants[i]
-            g = grad[ox * sizes.offsets + i]
-            if (u < 0 and g >= 0) or (u > constants[sizes.padded + i] and g <= 0):
-                grad[ox * sizes.offsets + i] = f32(0)
+            u = offset[ox * kernel_offset.column + i * kernel_offset.channel] + grid[i]
+            if (u < 0 and grad[i] >= 0) or (u > last[i] and grad[i] <= 0):
+                grad[i] = f32(0)
 
 
 @worker
 def backward_task(
-    task, sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
+    task, sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
     grad, grad_x, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
     """The images of one group, the channels of one block."""
@@ -440,59 +304,96 @@ def backward_task(
     channels = sizes.channels
     c0 = block * split.block
     c1 = min(c0 + split.block, channels)
-    taps, fields = scratch(sizes)
-    constants = pointer(constants, 0)
+    own_taps, own_fields = scratch(sizes)
     grad_weights = pointer(grad_weight, group * sizes.entries * channels)
     for entry in range(sizes.entries):
         clear(pointer(grad_weights, entry * channels + c0), c1 - c0)
 
     for n in range(group * sizes.images // split.groups, (group + 1) * sizes.images // split.groups):
-        start = n * sizes.height * sizes.width * channels
-        image, grad_pixels = pointer(x, start), pointer(grad_x, start)
+        first = n * sizes.height * sizes.width * channels
+        image, grad_pixels = pointer(x, first), pointer(grad_x, first)
         weights = pointer(weight, (n if sizes.kernels > 1 else 0) * sizes.entries * channels)
         cleared = 0
         for oy in range(sizes.out_height):
             if grad_x is not None:
-                # Rows are cleared just before they are first added to, so that they are still in the cache then.
-                last = sizes.height
+                # Rows are cleared just before they are first added to, so that they are in the cache by then.
+                reach = sizes.height
                 if image_offset is None and oy + 1 < sizes.out_height:
-                    reach = oy * sizes.stride_y - sizes.padding_y + (sizes.kernel_y - 1) * sizes.dilation_y + 1
-                    last = max(cleared, min(reach, sizes.height))
-                for pixel in range(cleared * sizes.width, last * sizes.width):
+                    below = oy * sizes.stride_y - sizes.padding_y + (sizes.kernel_y - 1) * sizes.dilation_y + 1
+                    reach = max(cleared, min(below, sizes.height))
+                for pixel in range(cleared * sizes.width, reach * sizes.width):
                     clear(pointer(grad_pixels, pixel * channels + c0), c1 - c0)
-                cleared = last
-            kernel_row, kernel_column = offset_row(kernel_offset, n, oy, sizes, fields, 0)
-            image_row, image_column = offset_row(image_offset, n, oy, sizes, fields, 1)
+                cleared = reach
+            kernel_row, kernel_column = offset_row(kernel_offset, n, oy, sizes, own_fields, 0)
+            image_row, image_column = offset_row(image_offset, n, oy, sizes, own_fields, 1)
             for ox in range(sizes.out_width):
-                kernel_here, image_here = pointer(kernel_row, ox * kernel_column), pointer(image_row, ox * image_column)
-                count, _ = locate(oy, ox, sizes, kernel_here, image_here, constants, fields, taps)
+                taps, fields = pointer(own_taps, 0), pointer(own_fields, 0)
+                offset_k, offset_i = pointer(kernel_row, ox * kernel_column), pointer(image_row, ox * image_column)
+                count, _ = locate(oy, ox, sizes, offset_k, offset_i, pointer(constants, 0), fields, taps)
                 position = (n * sizes.out_height + oy) * sizes.out_width + ox
                 at = (block * sizes.images * sizes.out_height * sizes.out_width + position) * sizes.offsets
                 backward_position(
                     sizes, c0, c1, projected, pointer(grad, position * channels), image, weights, grad_pixels, grad_weights,
                     pointer(grad_kernel, at), pointer(grad_image, at), count, fields, taps,
                 )  # fmt: skip
+            if kernel_offset is not None:  # noqa: SIM102  (numba leaves out a branch on None alone)
+                if projected and split.blocks == 1:
+                    project_row(n * sizes.out_height + oy, sizes, constants, kernel_offset, grad_kernel)
 
 
 @driver
 def backward_serial(
-    sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
+    sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
     grad, grad_x, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
     for task in range(split.groups * split.blocks):
         backward_task(
-            task, sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
+            task, sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
             grad, grad_x, grad_weight, grad_kernel, grad_image,
         )  # fmt: skip
 
 
 @parallel_driver
 def backward_parallel(
-    sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
+    sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
     grad, grad_x, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
     for task in prange(split.groups * split.blocks):
         backward_task(
-            np.int64(task), sizes, split, projected, x, weight, kernel_offset, image_offset, constants,
+            np.int64(task), sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
             grad, grad_x, grad_weight, grad_kernel, grad_image,
         )  # fmt: skip
+
+
+@driver
+def project(sizes, constants, kernel_offset, grad_kernel):
+    """For when a gradient is only whole after the blocks have been summed."""
+    for row in range(sizes.images * sizes.out_height):
+        project_row(row, sizes, constants, kernel_offset, grad_kernel)
+
+
+CHUNK = 4096
+
+
+@worker
+def add_up(chunk, data, copies, size):
+    """Add to the first of `copies` times `size` numbers the others, in order; one chunk of them."""
+    numbers = pointer(data, 0)
+    for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, size), 8):
+        lanes = leading(8, size - i)
+        result = load(lanes, numbers, i)
+        for copy in range(1, copies):
+            result = add(result, load(lanes, numbers, copy * size + i))
+        store(lanes, numbers, i, result)
+
+
+@driver
+def add_up_serial(data, copies, size):
+    for chunk in range((size + CHUNK - 1) // CHUNK):
+        add_up(chunk, data, copies, size)
+
+
+@parallel_driver
+def add_up_parallel(data, copies, size):
+    for chunk in prange((size + CHUNK - 1) // CHUNK):
+        add_up(np.int64(chunk), data, copies, size)

@@ -58,7 +58,8 @@ def pointer(typing, start, index):
             first = builder.inttoptr(first, context.get_value_type(_POINTER))
         return builder.gep(first, [args[1]])
 
-    return _POINTER(start, types.int64), generate
+    kind = types.CPointer(start.dtype) if isinstance(start, (types.Array, types.CPointer)) else _POINTER
+    return kind(start, types.int64), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -185,8 +186,8 @@ def floor(typing, a):
 
 @intrinsic
 def equal(typing, a, b):
-    """equal(a, b): 1 where they are, else 0."""
-    return a(a, a), lambda context, builder, signature, args: builder.uitofp(builder.fcmp_ordered("==", *args), args[0].type)
+    """equal(a, b): 1 where they are, or one of them is NaN; else 0."""
+    return a(a, a), lambda context, builder, signature, args: builder.uitofp(builder.fcmp_unordered("==", *args), args[0].type)
 
 
 @intrinsic

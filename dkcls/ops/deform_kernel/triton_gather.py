@@ -1,7 +1,7 @@
 """Launching the gather kernels: tiles, tables of weights, partial sums; and the list of what ships."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -18,6 +18,7 @@ from dkcls.ops.triton_host import architecture, channels_last, dense
 from dkcls.ops.triton_support import KernelSpec
 
 WARPS = 4096  # of the weight gradients, at most: each program has a partial sum, so that this bounds their memory
+ALL_REGISTERS = 255  # for kernels where ptxas, left alone, may aim at one warp more and spill a few bytes for it
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -55,58 +56,64 @@ class Problem:
         """Of a tile: four threads each, or more where channels are not in whole vectors and come one by one."""
         return 32 if self.channels * self.dtype.itemsize % 16 == 0 else 8
 
-    def __str__(self) -> str:
-        kind = (f"local, scope {self.scope[0]}" if self.scope else "taps") + (" + image" if self.image_offset else "")
-        return f"{kind}, {_TYPES[self.dtype]}, C = {self.channels}"
+    def describe(self, what: str) -> str:
+        name = {(True, False): "DK", (True, True): "DCN + DK", (False, True): "DCN", (False, False): "global DK"}
+        kind = name[self.scope is not None, self.image_offset]
+        scope = f", scope {self.scope[0]}" if self.scope else ""
+        stride = f", stride {self.geometry.stride[0]}" if max(self.geometry.stride) > 1 else ""
+        return f"{kind} {what} gather{scope}, {_TYPES[self.dtype]}, C = {self.channels}{stride}"
 
 
-def _spec(problem: Problem, name: str, fn: Any, constants: dict[str, Any], warps: int, elements: int, **rest: Any) -> KernelSpec:
+def _spec(
+    problem: Problem, what: str, fn: Any, constants: dict[str, Any], warps: int, elements: int, **rest: Any
+) -> KernelSpec:
     constants = {k: v for k, v in (problem.constants | constants).items() if k in fn.arg_names}
     pointers = {k: v for k, v in (problem.pointers | rest.pop("pointers", {})).items() if k in fn.arg_names}
     constants |= {k: None for k, v in pointers.items() if v is None}
     signature = {k: pointers.get(k) or "i32" for k in fn.arg_names if k not in constants}
-    if not problem.arch.startswith("sm_"):
+    if not problem.arch.startswith("sm_") or interpreting():
         rest.pop("maxnreg", None)
-    return KernelSpec(f"{name} gather, {problem}", fn, signature, constants, warps, elements, **rest)
+    return KernelSpec(problem.describe(what), fn, signature, constants, warps, elements, **rest)
 
 
-def _chunks(channels: int, chunk: int, limit: int) -> int:
-    """Chunks per program, at most `limit`, such that the programs have equally many."""
+def _chunks(channels: int, chunk: int, limit: int) -> tuple[int, int]:
+    """(chunks per program, blocks): at most `limit` chunks each, such that the programs have equally many."""
     chunks = triton.cdiv(channels, chunk)
-    return triton.cdiv(chunks, triton.cdiv(chunks, limit))
+    blocks = triton.cdiv(chunks, limit)
+    return triton.cdiv(chunks, blocks), blocks
 
 
 @cache
 def map_spec(problem: Problem, flip: bool) -> KernelSpec:
     chunk, positions = problem.chunk, problem.positions
-    chunks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
+    chunks, blocks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
     tiles = {"FLIP": flip, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
+    light = problem.dtype == torch.float32 and not problem.image_offset
     return _spec(
-        problem, "input gradient" if flip else "forward", kernels.map_kernel, tiles, 4, positions * chunk * chunks,
-        trips=(problem.geometry.taps,), maxnreg=168 if problem.image_offset else None,
+        problem, "input gradient" if flip else "forward", kernels.map_kernel, tiles, 4, positions * problem.channels // blocks,
+        trips=(problem.geometry.taps,), maxnreg=None if light else ALL_REGISTERS,
     )  # fmt: skip
 
 
 @cache
 def scatter_spec(problem: Problem, ordered: bool) -> KernelSpec:
     positions, chunk, warps = (1, 128, 1) if ordered else (problem.positions, 16, 4)
-    chunks = _chunks(problem.channels, chunk, 2 if ordered else 8)
+    chunks, blocks = _chunks(problem.channels, chunk, 2 if ordered else 8)
     tiles = {"ORDERED": ordered, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
-    name = "input gradient, ordered scatter" if ordered else "input gradient, scatter"
+    name = "input gradient, ordered scatter," if ordered else "input gradient, scatter,"
     trips = (1, problem.geometry.taps) if ordered else (problem.geometry.taps,)
-    return _spec(problem, name, kernels.scatter_kernel, tiles, warps, positions * chunk * chunks, trips=trips)
+    return _spec(problem, name, kernels.scatter_kernel, tiles, warps, positions * problem.channels // blocks, trips=trips)
 
 
 @cache
 def offset_grad_spec(problem: Problem, to_kernel: bool, to_image: bool) -> KernelSpec:
     chunk, positions, both = problem.chunk, problem.positions, problem.scope is not None and problem.image_offset
-    chunks = _chunks(problem.channels, chunk, 2 if both else 4)
+    chunks, blocks = _chunks(problem.channels, chunk, 2 if both else 4)
     tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
-    blocks = triton.cdiv(problem.channels, chunk * chunks)
     names = {"grad_kernel": "*fp32" if to_kernel else None, "grad_image": "*fp32" if to_image else None}
     return _spec(
         problem, "offset gradient", kernels.offset_grad_kernel, tiles, 4, positions * problem.channels, pointers=names,
-        trips=(problem.geometry.taps, blocks), maxnreg=255 if both and problem.dtype != torch.float32 else 168,
+        trips=(problem.geometry.taps, blocks) if blocks > 1 else (problem.geometry.taps,), maxnreg=ALL_REGISTERS,
     )  # fmt: skip
 
 
@@ -115,13 +122,15 @@ def scope_grad_spec(problem: Problem) -> KernelSpec:
     assert problem.scope is not None
     stored, full = problem.scope[0] * problem.scope[1], problem.dtype == torch.float32
     block = min((128, 64), key=lambda size: triton.cdiv(problem.channels, size) * size)
-    entries = min(max(16, triton.next_power_of_2(stored)), 32 if full else 128)
+    # more entries at once: in float32 they spill, and sm_100 would change to tensor memory, which takes a tile of its own
+    entries = min(max(16, triton.next_power_of_2(stored)), 32 if full or problem.arch == "sm_100" else 128)
     positions = max(16, problem.positions)
+    elements = 8 * positions * problem.channels // (triton.cdiv(problem.channels, block) * triton.cdiv(stored, entries))
     tiles = {"POSITIONS": positions, "BLOCK": block, "ENTRIES": entries} | _dot_constants(problem)
     warps = 8 if entries > 32 or (full and problem.image_offset and block == 128) else 4
     return _spec(
-        problem, "weight gradient", kernels.scope_grad_kernel, tiles, warps, 8 * positions * block // triton.cdiv(stored, entries),
-        trips=(8, problem.geometry.taps), maxnreg=255 if full else None,
+        problem, "weight gradient", kernels.scope_grad_kernel, tiles, warps, elements,
+        trips=(8, problem.geometry.taps), maxnreg=ALL_REGISTERS if full else None,
     )  # fmt: skip
 
 
@@ -135,11 +144,11 @@ def _dot_constants(problem: Problem) -> dict[str, Any]:
 @cache
 def tap_grad_spec(problem: Problem) -> KernelSpec:
     chunk, positions = problem.chunk, problem.positions
-    chunks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
+    chunks, blocks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
     tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     return _spec(
-        problem, "weight gradient", kernels.tap_grad_kernel, tiles, 4, 8 * positions * chunk * chunks,
-        trips=(problem.geometry.taps, 8), maxnreg=168,
+        problem, "weight gradient", kernels.tap_grad_kernel, tiles, 4, 8 * positions * problem.channels // blocks,
+        trips=(problem.geometry.taps, 8), maxnreg=ALL_REGISTERS,
     )  # fmt: skip
 
 
@@ -156,7 +165,7 @@ def _prepare(
     arguments = {
         "x": channels_last(x),
         "weight": (weight.flatten(1).t() if scope else weight.flatten(2).transpose(1, 2)).contiguous(),
-        "h": x.shape[2], "w": x.shape[3], "ho": ho, "wo": wo,
+        "taps": geometry.taps, "h": x.shape[2], "w": x.shape[3], "ho": ho, "wo": wo,
     }  # fmt: skip
     for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
         arguments[name] = offset if offset is None else dense(offset)
@@ -223,14 +232,16 @@ def _scatter(problem: Problem, arguments: dict[str, Any]) -> Tensor:
     return grad_x
 
 
-def _offset_grad(problem: Problem, arguments: dict[str, Any], to_kernel: bool, to_image: bool) -> tuple[Tensor | None, Tensor | None]:
+def _offset_grad(
+    problem: Problem, arguments: dict[str, Any], to_kernel: bool, to_image: bool
+) -> tuple[Tensor | None, Tensor | None]:
     spec = offset_grad_spec(problem, to_kernel, to_image)
-    grads = [torch.empty_like(arguments[f"{name}_offset"]) if need else None for name, need in (("kernel", to_kernel), ("image", to_image))]
+    kernel_grad = torch.empty_like(arguments["kernel_offset"]) if to_kernel else None
+    image_grad = torch.empty_like(arguments["image_offset"]) if to_image else None
     tiles = triton.cdiv(arguments["ho"] * arguments["wo"], spec.constants["POSITIONS"])
-    spec.launch(
-        (arguments["x"].shape[0] * tiles,), arguments | {"grad_kernel": grads[0], "grad_image": grads[1], "tiles": tiles}
-    )
-    return grads[0], grads[1]
+    grads = {"grad_kernel": kernel_grad, "grad_image": image_grad}
+    spec.launch((arguments["x"].shape[0] * tiles,), arguments | grads | {"tiles": tiles})
+    return kernel_grad, image_grad
 
 
 def _scope_grad(problem: Problem, arguments: dict[str, Any]) -> Tensor:
@@ -258,3 +269,40 @@ def _tap_grad(problem: Problem, arguments: dict[str, Any]) -> Tensor:
     spec.launch((n, splits, _blocks(spec)), arguments | {"tiles": tiles, "tiles_each": tiles_each, "partial": partial})
     grad = partial.sum(1) if problem.per_image else partial.sum((0, 1)).unsqueeze(0)
     return grad.transpose(1, 2).contiguous()
+
+
+def step_specs(problem: Problem) -> Iterator[KernelSpec]:
+    """What a step of training launches, forward and backward, the deterministic form of the scatter included."""
+    yield map_spec(problem, flip=False)
+    if problem.image_offset:
+        yield scatter_spec(problem, ordered=False)
+        yield scatter_spec(problem, ordered=True)
+    else:
+        yield map_spec(problem, flip=True)
+    yield tap_grad_spec(problem) if problem.scope is None else scope_grad_spec(problem)
+    if problem.scope or problem.image_offset:
+        yield offset_grad_spec(problem, problem.scope is not None, problem.image_offset)
+
+
+def shipped(arch: str) -> Iterator[KernelSpec]:
+    """The configurations that 3x3 layers get on an architecture: one of each kind, then what strains registers most."""
+
+    def problem(dtype, scope, image_offset, channels=256, stride=1, clip="hard"):
+        geometry = make_geometry((scope or 3,) * 2, 3, stride, 1, clip=clip)
+        per_image = scope is None and not image_offset
+        return Problem(arch, dtype, channels, geometry, scope and (scope, scope), image_offset, per_image)
+
+    for dtype, scope in ((torch.float32, 4), (torch.float16, 9)):
+        for kind in product((scope, None), (False, True)):
+            yield from step_specs(problem(dtype, *kind))
+    for scope in (5, 9):
+        yield scope_grad_spec(problem(torch.float32, scope, False))
+    yield map_spec(problem(torch.bfloat16, 9, False), flip=False)
+    yield map_spec(problem(torch.bfloat16, None, True), flip=False)
+    yield scope_grad_spec(problem(torch.bfloat16, 9, True))
+    yield map_spec(problem(torch.float32, 4, False, stride=2), flip=True)
+    yield map_spec(problem(torch.float32, 4, False, channels=64), flip=False)
+    for channels in (33, 72):
+        yield map_spec(problem(torch.float32, 4, True, channels), flip=False)
+        yield offset_grad_spec(problem(torch.float32, 4, True, channels, clip="projected"), True, True)
+        yield scope_grad_spec(problem(torch.float32, 4, True, channels))
