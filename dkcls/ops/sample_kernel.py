@@ -1,6 +1,8 @@
 """Sampling whole kernels from a scope: w[n,o,i,k] = W_oi(g_k + kernel_offset[n,k]), one kernel per image."""
 
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -39,6 +41,8 @@ def sample_kernel2d(
     if kernel_offset.dim() != 2 or kernel_offset.shape[1] != 2 * geometry.taps:
         raise ValueError(f"kernel_offset must be [N, 2*Kh*Kw] = [N, {2 * geometry.taps}], got {list(kernel_offset.shape)}")
     check_offset("kernel_offset", kernel_offset, weight, "weight")
+    if backend == "triton" or (backend is None and weight.is_cuda and weight.dtype != torch.float64):
+        return _sample_op(weight, kernel_offset, geometry.kernel_size, geometry.step, clip)
     return _sample(weight, kernel_offset, geometry)
 
 
@@ -59,3 +63,72 @@ def _sample(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor
     )  # [N, taps, Sh*Sw]
     kernels = torch.einsum("nks,ois->noik", matrices.to(weight.dtype), weight.flatten(2))
     return kernels.unflatten(-1, tuple(geometry.kernel_size))
+
+
+@torch.library.custom_op("dkcls::sample_kernel2d", mutates_args=())
+def _sample_op(weight: Tensor, kernel_offset: Tensor, kernel_size: Sequence[int], step: Sequence[float], clip: str) -> Tensor:
+    """The same on a GPU, in one launch instead of dozens; registered as deform_kernel2d is."""
+    if weight.numel() * kernel_offset.shape[0] == 0:
+        return _empty_kernels(weight, kernel_offset, kernel_size)
+    return _kernels().forward(weight, kernel_offset, _geometry(kernel_size, step, clip))
+
+
+@_sample_op.register_fake
+def _(weight, kernel_offset, kernel_size, step, clip):
+    return _empty_kernels(weight, kernel_offset, kernel_size)
+
+
+@torch.library.custom_op("dkcls::sample_kernel2d_backward", mutates_args=())
+def _sample_backward_op(
+    grad: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor,
+    kernel_size: Sequence[int],
+    step: Sequence[float],
+    clip: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor]:
+    tensors = (weight, kernel_offset)
+    if grad.numel() == 0:
+        grads = [torch.zeros_like(t) for t in tensors]
+    else:
+        grads = _kernels().backward(grad, *tensors, _geometry(kernel_size, step, clip), needs)
+    dense = [g.to(t.dtype).contiguous() if need else t.new_empty(0) for t, g, need in zip(tensors, grads, needs, strict=True)]
+    return dense[0], dense[1]
+
+
+@_sample_backward_op.register_fake
+def _(grad, weight, kernel_offset, kernel_size, step, clip, needs):
+    tensors = (weight, kernel_offset)
+    return tuple(t.new_empty(t.shape if need else (0,)) for t, need in zip(tensors, needs, strict=True))
+
+
+def _empty_kernels(weight: Tensor, kernel_offset: Tensor, kernel_size: Sequence[int]) -> Tensor:
+    return weight.new_empty(kernel_offset.shape[0], *weight.shape[:2], *kernel_size)
+
+
+def _geometry(kernel_size: Sequence[int], step: Sequence[float], clip: str) -> Geometry:
+    return Geometry(kernel_size, (1, 1), (0, 0), (1, 1), step, clip)
+
+
+def _kernels() -> ModuleType:
+    return import_module("dkcls.ops.sample_kernel_triton")  # not before it is needed: Triton may not be installed
+
+
+def _setup_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.options = inputs[2:]
+
+
+def _backward(ctx, grad):
+    needs = list(ctx.needs_input_grad[:2])
+    grads = _sample_backward_op(grad, *ctx.saved_tensors, *ctx.options, needs)
+    return *(g if need else None for g, need in zip(grads, needs, strict=True)), *(None for _ in ctx.options)
+
+
+def _double_backward(ctx, *grads):
+    raise RuntimeError('sample_kernel2d has no double backward on this backend: backend="reference" has one')
+
+
+_sample_op.register_autograd(_backward, setup_context=_setup_context)
+_sample_backward_op.register_autograd(_double_backward, setup_context=lambda ctx, inputs, output: None)

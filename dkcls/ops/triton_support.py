@@ -1,4 +1,4 @@
-"""What the Triton kernels share: clipping in the scope, launches, and compiling for a GPU that need not be there."""
+"""What the Triton kernels share: reading the scope, launches, and compiling for a GPU that need not be there."""
 
 import os
 import re
@@ -37,6 +37,26 @@ def clip_grad(grad, u, last, PROJECTED: tl.constexpr):
         below = below & (grad >= 0.0)
         above = above & (grad <= 0.0)
     return tl.where(below | above, 0.0, grad)
+
+
+@triton.jit
+def scope_axis(offset, k, K: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr):
+    """One axis of tap k in the scope: the coordinate before clipping and after."""
+    u = offset + tl.clamp((S - 1) * 0.5 + (k - (K - 1) * 0.5) * STEP, 0.0, S - 1.0)
+    return u, clamp_coordinate(u, S - 1)
+
+
+@triton.jit
+def scope_cell(c, S: tl.constexpr):
+    """A clipped coordinate as the entry below it and how far beyond that it is; a NaN is that far beyond entry 0."""
+    cell = tl.minimum(tl.maximum(c, 0.0).to(tl.int32), S - 2 if S > 1 else 0)
+    return cell, c - cell.to(tl.float32)
+
+
+@triton.jit
+def hat(distance):
+    """What an entry contributes at a distance from it; a NaN stays a NaN."""
+    return tl.maximum(1.0 - tl.abs(distance), 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ CASES = [
     Case(c=32, scope=(3, 3), integer=True),
     Case(c=32, scope=(4, 2), n=1, grid="spread"),
     Case(c=32, scope=(5, 5), n=1, integer=True),
-    Case(c=160, scope=(5, 3), size=(4, 4), clip="projected", offset_scale=3.0),
+    Case(c=192, scope=(5, 3), size=(4, 4), clip="projected", offset_scale=3.0),
     Case(c=32, kernel_size=1, padding=0, scope=(2, 2), stride=2),
     Case(c=32, kernel_size=(3, 2), scope=(4, 3), stride=(2, 1), padding=(2, 0), dilation=(1, 2), size=(8, 9), n=1),
     Case(c=32, stride=2, size=(8, 7)),
@@ -46,13 +46,12 @@ def test_bfloat16_matches_the_reference(case, triton_device):
 
 
 @interpreter
-def test_these_cases_do_run_on_tensor_cores(triton_device, monkeypatch):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_these_cases_run_on_tensor_cores(case, triton_device, monkeypatch):
     calls = []
-    for name in ("forward", "backward"):
-        function = getattr(triton_dot_host, name)
-        monkeypatch.setattr(triton_dot_host, name, lambda *a, f=function, n=name: calls.append(n) or f(*a))
-    run(CASES[0], make_tensors(CASES[0], torch.float16, triton_device), "triton")
-    assert calls == ["forward", "backward"]
+    monkeypatch.setattr(triton_dot_host, "forward", lambda x, *rest: calls.append("dot") or x)
+    deform_kernel2d(*make_tensors(case, torch.float16, triton_device), **case.options, backend="triton")
+    assert calls == ["dot"]
 
 
 @interpreter
@@ -71,7 +70,7 @@ def test_offsets_in_half_precision(triton_device):
 @interpreter
 def test_64_bit_indices(triton_device, monkeypatch):
     monkeypatch.setattr(triton_dot_host, "WIDE_FROM", 1)
-    assert_matches_reference(Case(c=160, size=(4, 4)), torch.float16, "triton", triton_device, tolerance=5e-4)
+    assert_matches_reference(Case(c=192, size=(4, 4)), torch.float16, "triton", triton_device, tolerance=5e-4)
 
 
 @interpreter
@@ -128,6 +127,19 @@ def test_instructions_per_element(arch, dtype):
     assert forward <= 45
     assert forward + backward <= 130
     assert per_element(triton_dot_host.map_spec(arch, dtype, channels=64)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("channels", "block", "wide"),
+    [(32, 32, 32), (144, 160, None), (192, 192, 96), (256, 256, 128), (352, None, None), (960, 192, 96), (1024, 256, 128)],
+)
+def test_channel_blocks(channels, block, wide):
+    """Whole networks run on tensor cores: every width of the paper's has equal blocks."""
+    config = triton_dot_host.CONFIGS["sm_80", 4]
+    assert triton_dot_host.channel_block(channels, config, False) == block
+    assert triton_dot_host.channel_block(channels, config, True) == wide
+    for c in (0, 8, 24, 33):
+        assert triton_dot_host.channel_block(c, config, False) is None
 
 
 @pytest.mark.compile

@@ -5,10 +5,10 @@ This side allocates, describes a call to the kernels in numbers and addresses, a
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
-from types import ModuleType
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ TASKS, MAX_GROUPS, GROUP_MEMORY, MIN_BLOCK = 4, 64, 4, 64
 
 logger = logging.getLogger("dkcls")
 _forked = False
+_one_launch = Lock()  # numba's workqueue layer aborts on a second launch, from another Python thread
 
 
 def _after_fork() -> None:
@@ -36,10 +37,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
-    kernels = _kernels()
-    if kernels is None or x.dtype == torch.float64:
-        tensors: Sequence[Any] = [_widen(t) for t in (x, weight, kernel_offset, image_offset)]
-        return tap_loop.forward(*tensors, geometry).to(x.dtype)
+    if x.dtype == torch.float64 or _kernels() is None:
+        return _widened(tap_loop.forward, x, weight, kernel_offset, image_offset, geometry).to(x.dtype)
     call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
     dense = _densify(x, weight, kernel_offset, image_offset, call)
     out = _empty_channels_last(call.sizes.images, call.sizes.channels, call.sizes.out_height, call.sizes.out_width)
@@ -57,10 +56,8 @@ def backward(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients to (x, weight, kernel_offset, image_offset). Only that of x is left out for not being needed."""
-    kernels = _kernels()
-    if kernels is None or x.dtype == torch.float64:
-        tensors: Sequence[Any] = [_widen(t) for t in (grad, x, weight, kernel_offset, image_offset)]
-        return [*tap_loop.backward(*tensors, geometry, needs)]
+    if x.dtype == torch.float64 or _kernels() is None:
+        return _widened(tap_loop.backward, grad, x, weight, kernel_offset, image_offset, geometry, needs)
     call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
     sizes, split, projected, constants = call.sizes, call.split, geometry.clip == "projected", call.address
     dense = _densify(x, weight, kernel_offset, image_offset, call)
@@ -81,7 +78,7 @@ def backward(
     if split.blocks > 1:
         grad_kernel, grad_image = (None if g is None else _add_up(g).clone() for g in (grad_kernel, grad_image))
         if grad_kernel is not None and projected:
-            kernels.project(sizes, constants, arguments[2], grad_kernel.data_ptr())
+            _kernels().project(sizes, constants, arguments[2], grad_kernel.data_ptr())
     grad_offsets = (None if g is None else g[0].permute(0, 3, 1, 2) for g in (grad_kernel, grad_image))
     return [grad_x, grad_weight.transpose(1, 2).reshape(weight.shape), *grad_offsets]
 
@@ -105,8 +102,6 @@ class _Call(NamedTuple):
 @lru_cache(maxsize=1024)
 def _describe(x_shape: Sequence[int], weight_shape: Sequence[int], local: bool, geometry: Geometry) -> _Call:
     """Everything that follows from the shapes."""
-    kernels = _kernels()
-    assert kernels is not None
     n, c, height, width = x_shape
     count, scope = (1, tuple(weight_shape[2:])) if local else (weight_shape[0], (1, 1))
     entries = scope[0] * scope[1] if local else geometry.taps
@@ -122,11 +117,11 @@ def _describe(x_shape: Sequence[int], weight_shape: Sequence[int], local: bool, 
         for tap in range(geometry.taps):
             k = divmod(tap, geometry.kernel_size[1])[axis]
             constants[:, 2 * tap + axis] = grid[k], scope[axis] - 1, max(scope[axis] - 2, 0), k * geometry.dilation[axis]
-    sizes = kernels.Sizes(
+    sizes = _kernels().Sizes(
         n, c, height, width, *geometry.output_size(height, width), *geometry.kernel_size, *geometry.stride, *geometry.padding,
         *geometry.dilation, *scope, count, entries, 2 * geometry.taps, padded,
     )  # fmt: skip
-    return _Call(sizes, kernels.Split(groups, -(-c // block), block), constants, constants.ctypes.data)
+    return _Call(sizes, _kernels().Split(groups, -(-c // block), block), constants, constants.ctypes.data)
 
 
 def _hashable(geometry: Geometry) -> Geometry:
@@ -144,18 +139,17 @@ def _densify(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offs
 
 def _arguments(x: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any]:
     """As the kernels take them: addresses, and strides of the offsets."""
-    kernels = _kernels()
-    assert kernels is not None
-    return [
-        x.data_ptr(),
-        weight.data_ptr(),
-        *(None if o is None else kernels.Offsets(o.data_ptr(), *o.stride()) for o in offsets),
-    ]
+    views = (None if o is None else _kernels().Offsets(o.data_ptr(), *o.stride()) for o in offsets)
+    return [x.data_ptr(), weight.data_ptr(), *views]
 
 
-def _widen(tensor: Any) -> Any:
-    """Half precision as float32; None stays None."""
-    return tensor.float() if tensor is not None and tensor.dtype != torch.float64 else tensor
+def _widen(value: Any) -> Any:
+    """A tensor of half precision as float32; all else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype != torch.float64 else value
+
+
+def _widened(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*(_widen(argument) for argument in arguments))
 
 
 def _empty(*shape: int) -> Tensor:
@@ -167,20 +161,20 @@ def _empty_channels_last(*shape: int) -> Tensor:
 
 
 def _launch(name: str, *arguments: Any) -> None:
-    """Run a kernel on as many threads as PyTorch uses. The GIL is held: numba's workqueue cannot take concurrent launches."""
-    import numba
-
-    # GNU OpenMP ends a forked process that uses it again.
+    """Run a kernel on as many threads as PyTorch uses; on one in a forked process, which GNU OpenMP ends if used again."""
     threads = 1 if _forked else min(torch.get_num_threads(), _config().NUMBA_NUM_THREADS)
     if threads == 1 or not _threads_work():
         getattr(_kernels(), f"{name}_serial")(*arguments)
         return
-    before = numba.get_num_threads()
-    numba.set_num_threads(threads)
-    try:
-        getattr(_kernels(), f"{name}_parallel")(*arguments)
-    finally:
-        numba.set_num_threads(before)
+    import numba
+
+    with _one_launch:
+        before = numba.get_num_threads()
+        numba.set_num_threads(threads)
+        try:
+            getattr(_kernels(), f"{name}_parallel")(*arguments)
+        finally:
+            numba.set_num_threads(before)
 
 
 @cache
@@ -192,8 +186,8 @@ def _config() -> Any:
 
 
 @cache
-def _kernels() -> ModuleType | None:
-    """The compiled functions, or None where there is no numba to compile them, which is said once."""
+def _kernels() -> Any:
+    """The module of compiled functions, or None where there is no numba to compile them, which is said once."""
     try:
         from numba.core import event
     except ImportError as error:

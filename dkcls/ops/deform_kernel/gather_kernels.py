@@ -15,18 +15,16 @@ import triton.language as tl
 from dkcls.ops.deform_kernel.gather_sampling import (
     add_corners,
     blend,
-    hats,
     image_place,
     load,
     load_weight,
     pixel,
     pixels_around,
-    scope_cell,
     scope_place,
     slopes,
     weights_around,
 )
-from dkcls.ops.triton_support import clip_grad
+from dkcls.ops.triton_support import clip_grad, hat, scope_cell
 
 # Numbers that a kernel should not be compiled anew for.
 SIZES = ["taps", "h", "w", "ho", "wo", "tiles", "tiles_each", "all_tiles", *(f"{o}_{axis}" for o in "ki" for axis in "ncyx")]
@@ -271,7 +269,7 @@ def scope_grad_kernel(grad, x, kernel_offset, image_offset, partial, taps, h, w,
             else:
                 iy, ix, _, _ = image_place(None, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry)
                 value = pixel(x + n * h * w * C, iy, ix, ok, c, h, w, C, BLOCK)
-            shares = hats(cy, row) * hats(cx, column)
+            shares = hat(cy[None, :] - row[:, None]) * hat(cx[None, :] - column[:, None])
             total = tl.dot(shares.to(OPERAND), (g * value).to(OPERAND), total, input_precision=PRECISION)
     at = partial + tl.program_id(0).to(tl.int64) * (SCOPE[0] * SCOPE[1] * C) + s[:, None] * C + c[None, :]
     tl.store(at, total, mask=(s < SCOPE[0] * SCOPE[1])[:, None] & (c < C)[None, :])

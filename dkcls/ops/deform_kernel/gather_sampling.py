@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from dkcls.ops.triton_support import clamp_coordinate
+from dkcls.ops.triton_support import scope_axis
 
 
 @triton.jit
@@ -31,27 +31,13 @@ def _load_offset(offset, strides, py, px, tap, ok):
 
 
 @triton.jit
-def _scope_axis(offset, k, K: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr):
-    """One axis of a tap in the scope: the coordinate before clipping and after."""
-    u = offset + tl.clamp((S - 1) * 0.5 + (k - (K - 1) * 0.5) * STEP, 0.0, S - 1.0)
-    return u, clamp_coordinate(u, S - 1)
-
-
-@triton.jit
 def scope_place(offset, strides, py, px, tap, ok, geometry: tl.constexpr, SCOPE: tl.constexpr):
     """Where a tap reads the scope: (uy, ux) before clipping, (cy, cx) after; [positions] each."""
     KW: tl.constexpr = geometry.kernel_size[1]
     oy, ox = _load_offset(offset, strides, py, px, tap, ok)
-    uy, cy = _scope_axis(oy, tap // KW, geometry.kernel_size[0], SCOPE[0], geometry.step[0])
-    ux, cx = _scope_axis(ox, tap % KW, KW, SCOPE[1], geometry.step[1])
+    uy, cy = scope_axis(oy, tap // KW, geometry.kernel_size[0], SCOPE[0], geometry.step[0])
+    ux, cx = scope_axis(ox, tap % KW, KW, SCOPE[1], geometry.step[1])
     return uy, ux, cy, cx
-
-
-@triton.jit
-def scope_cell(c, S: tl.constexpr):
-    """A clipped coordinate as the entry below it and how far beyond that it is; a NaN is that far beyond entry 0."""
-    cell = tl.minimum(tl.maximum(c, 0.0).to(tl.int32), S - 2 if S > 1 else 0)
-    return cell, c - cell.to(tl.float32)
 
 
 @triton.jit
@@ -128,9 +114,3 @@ def slopes(corners, fy, fx):
     """The blend's derivatives by its coordinates, summed over channels; the right ones at an integer."""
     v00, v01, v10, v11 = tl.sum(corners[0], 1), tl.sum(corners[1], 1), tl.sum(corners[2], 1), tl.sum(corners[3], 1)
     return (1.0 - fx) * (v10 - v00) + fx * (v11 - v01), (1.0 - fy) * (v01 - v00) + fy * (v11 - v10)
-
-
-@triton.jit
-def hats(c, entry):
-    """[entries, positions]: what each entry of one axis contributes at clipped coordinates c."""
-    return tl.maximum(1.0 - tl.abs(c[None, :] - entry[:, None]), 0.0, propagate_nan=tl.PropagateNan.ALL)

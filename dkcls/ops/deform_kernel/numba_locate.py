@@ -5,6 +5,7 @@ Offsets come with the y and the x of a tap next to each other, so that both axes
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -27,7 +28,12 @@ from dkcls.ops.deform_kernel.numba_vector import (
 )
 
 # NaN and infinity keep their meaning ("nnan" and "ninf" are missing), and sums their order ("reassoc" is).
-_OPTIONS = {"fastmath": {"contract", "nsz", "arcp"}, "error_model": "numpy", "boundscheck": False, "no_cfunc_wrapper": True}
+_OPTIONS: Any = {
+    "fastmath": {"contract", "nsz", "arcp"},
+    "error_model": "numpy",
+    "boundscheck": False,
+    "no_cfunc_wrapper": True,
+}
 _SOURCES = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("numba_*.py")))
 _STAMP = hashlib.sha256(_SOURCES).hexdigest()
 
@@ -59,9 +65,10 @@ def compiled(**options):
     return decorate
 
 
+_INLINED: Any = {"forceinline": True, "no_cpython_wrapper": True}
 # The cache does not tell parallel from serial code: these are functions of different names around the same worker.
 driver, parallel_driver, worker = compiled(), compiled(parallel=True), compiled(no_cpython_wrapper=True)
-inlined = njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)
+inlined = njit(**_OPTIONS, **_INLINED)
 
 f32 = np.float32
 

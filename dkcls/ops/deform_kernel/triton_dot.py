@@ -20,7 +20,7 @@ Layouts: x [N, H, W, C], out and grad [N, Ho, Wo, C]; offsets by strides (image,
 import triton
 import triton.language as tl
 
-from dkcls.ops.triton_support import clamp_coordinate, clip_grad
+from dkcls.ops.triton_support import clamp_coordinate, clip_grad, hat, scope_axis
 
 
 @triton.constexpr_function
@@ -34,7 +34,7 @@ def _hats(y, TS: tl.constexpr):
     """Bilinear weights of TS entries along one axis; a NaN coordinate gives NaN weights."""
     hats = ()
     for i in tl.static_range(TS):
-        hats = hats + (tl.maximum(1.0 - tl.abs(y - i), 0.0, propagate_nan=tl.PropagateNan.ALL),)
+        hats = hats + (hat(y - i),)
     return hats
 
 
@@ -331,10 +331,8 @@ def dot_grad_kernel(
             at = offset_at + 2 * k * o_channel
             oy = tl.load(OFFSET + at).to(tl.float32)
             ox = tl.load(OFFSET + at + o_channel).to(tl.float32)
-            uy = oy + clamp_coordinate((SH - 1) / 2 + (ky.to(tl.float32) - (KH - 1) / 2) * STEP_Y, SH - 1)
-            ux = ox + clamp_coordinate((SW - 1) / 2 + (kx.to(tl.float32) - (KW - 1) / 2) * STEP_X, SW - 1)
-            y = clamp_coordinate(uy, SH - 1)
-            x = clamp_coordinate(ux, SW - 1)
+            uy, y = scope_axis(oy, ky, KH, SH, STEP_Y)
+            ux, x = scope_axis(ox, kx, KW, SW, STEP_X)
             hy = _hats(tl.where(live, y, -8.0), TS)
             table = tl.trans(_pin(_table_of_owner(hy, _hats(x, TS), TS, BP, DT), PACK))
             table_grad = tl.zeros((SS, BP), tl.float32)
@@ -435,10 +433,9 @@ def sum_parts_kernel(
     for part in tl.static_range(1, COUNT):
         grad += tl.load(PARTS + part * total + i, mask=ok, other=0.0)
     channel = (i // inner) % (2 * KH * KW)
-    along_x = channel % 2 == 1
     tap = channel // 2
-    gy = clamp_coordinate((SH - 1) / 2 + ((tap // KW).to(tl.float32) - (KH - 1) / 2) * STEP_Y, SH - 1)
-    gx = clamp_coordinate((SW - 1) / 2 + ((tap % KW).to(tl.float32) - (KW - 1) / 2) * STEP_X, SW - 1)
-    u = tl.load(OFFSET + i, mask=ok, other=0.0).to(tl.float32) + tl.where(along_x, gx, gy)
-    grad = tl.where(along_x, clip_grad(grad, u, SW - 1, PROJECTED), clip_grad(grad, u, SH - 1, PROJECTED))
+    offset = tl.load(OFFSET + i, mask=ok, other=0.0).to(tl.float32)
+    uy, _ = scope_axis(offset, tap // KW, KH, SH, STEP_Y)
+    ux, _ = scope_axis(offset, tap % KW, KW, SW, STEP_X)
+    grad = tl.where(channel % 2 == 1, clip_grad(grad, ux, SW - 1, PROJECTED), clip_grad(grad, uy, SH - 1, PROJECTED))
     tl.store(OUT + i, grad, mask=ok)

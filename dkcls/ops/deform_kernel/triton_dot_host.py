@@ -57,28 +57,38 @@ CONFIGS = {
 
 
 def supports(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Half precision, small scopes, few taps, and channels in whole chunks, or in whole 16-byte vectors where those fit."""
+    """Half precision, small scopes, few taps, and channels that fall into equal blocks of whole chunks."""
     scope = weight.shape[2:]
     if x.dtype == torch.float32 or max(scope) > MAX_SCOPE or geometry.taps > MAX_TAPS:
         return False
     config = CONFIGS[architecture(x), table_side(scope)]
-    return x.shape[1] >= 32 and x.shape[1] % (8 if config.partial else 32) == 0
+    return channel_block(x.shape[1], config, _is_wide(x, geometry)) is not None
+
+
+def _is_wide(x: Tensor, geometry: Geometry) -> bool:
+    height, width = geometry.output_size(*x.shape[2:])
+    return max(x.numel(), x.shape[0] * x.shape[1] * height * width) >= WIDE_FROM  # offsets have fewer channels
 
 
 def table_side(scope: Sequence[int]) -> int:
     return 4 if max(scope) <= 4 else 5
 
 
-def channel_blocks(channels: int, limit: int) -> tuple[int, int]:
-    """(padded channels, channels per block of the gradient kernel): equal blocks, multiples of 32, at most `limit`."""
-    chunks = triton.cdiv(channels, 32)
-    for blocks in range(triton.cdiv(channels, limit), 2 * triton.cdiv(channels, limit)):
-        if chunks % blocks == 0 and (blocks == 1 or channels % 32 == 0):
-            return chunks * 32, chunks // blocks * 32
-    # channels that repeat in a block known only at run time take the registers of half a block
-    blocks = triton.cdiv(channels, limit // 2)
-    block = triton.cdiv(chunks, blocks) * 32
-    return blocks * block, block
+def padded(channels: int) -> int:
+    return triton.cdiv(channels, 32) * 32
+
+
+def channel_block(channels: int, config: DotConfig, wide: bool) -> int | None:
+    """Channels per block of the gradient kernel, a multiple of 32; None where blocks would be uneven, or far too many.
+
+    A single block may end in a partial chunk, where the configuration has registers for it.
+    """
+    limit = config.grad_block // 2 if wide else config.grad_block  # 64-bit indices take the registers of half a block
+    if channels <= limit and config.partial and channels >= 32 and channels % 8 == 0:
+        return padded(channels)
+    blocks = triton.cdiv(channels, limit)
+    even = (n for n in range(blocks, 2 * blocks) if channels and channels % (32 * n) == 0)
+    return next((channels // n for n in even), None)
 
 
 def tile_shape(height: int, width: int, positions: int) -> tuple[int, int]:
@@ -115,7 +125,7 @@ def _map_constants(
 ) -> dict[str, Any]:
     config = CONFIGS[arch, table_side(scope)]
     return _geometry_constants(scope, geometry) | {
-        "C": channels, "CP": triton.cdiv(channels, 32) * 32, "FLIP": flip, "RES_Y": residue[0],
+        "C": channels, "CP": padded(channels), "FLIP": flip, "RES_Y": residue[0],
         "RES_X": residue[1], "TH": tile[0], "TW": tile[1], "NW": config.map_warps, "R": config.map_repeat,
         "PACK": _pack_mode(dtype, arch), "FENCE": config.map_fence,
     }  # fmt: skip
@@ -125,24 +135,22 @@ def _grad_constants(
     arch: str, dtype: torch.dtype, channels: int, scope: Sequence[int], geometry: Geometry, tiles: int, wide: bool
 ) -> dict[str, Any]:
     config = CONFIGS[arch, table_side(scope)]
-    # 64-bit indices take the registers of half a block
-    padded, block = channel_blocks(channels, config.grad_block // 2 if wide else config.grad_block)
     # the gradients' products need bfloat16's range; the interpreter's product of bfloat16 is wrong
     wide_dtype = tl.float32 if interpreting() else getattr(tl, str(dtype).removeprefix("torch."))
     return _geometry_constants(scope, geometry) | {
-        "C": channels, "CP": padded, "CB": block, "PROJECTED": geometry.clip == "projected", "TH": 8,
-        "TW": config.grad_positions // 8, "BP": config.grad_positions, "TILES": tiles, "DT": wide_dtype,
-        "PACK": _pack_mode(dtype, arch), "WIDE": wide,
+        "C": channels, "CP": padded(channels), "CB": channel_block(channels, config, wide),
+        "PROJECTED": geometry.clip == "projected", "TH": 8, "TW": config.grad_positions // 8, "BP": config.grad_positions,
+        "TILES": tiles, "DT": wide_dtype, "PACK": _pack_mode(dtype, arch), "WIDE": wide,
     }  # fmt: skip
 
 
-def _pack_weight(weight: Tensor, dtype: torch.dtype, padded: int, once: bool) -> Tensor:
+def _pack_weight(weight: Tensor, dtype: torch.dtype, once: bool) -> Tensor:
     c, _, sh, sw = weight.shape
     side = table_side((sh, sw))
     entries = 16 if side == 4 else 32
-    packed = torch.empty(entries, padded, dtype=dtype, device=weight.device)
-    pack_weight_kernel[(padded // 32,)](
-        weight.contiguous(), packed, C=c, CP=padded, SH=sh, SW=sw, TS=side, SS=entries, ONCE=once, **launch_options(4)
+    packed = torch.empty(entries, padded(c), dtype=dtype, device=weight.device)
+    pack_weight_kernel[(padded(c) // 32,)](
+        weight.contiguous(), packed, C=c, CP=padded(c), SH=sh, SW=sw, TS=side, SS=entries, ONCE=once, **launch_options(4)
     )
     return packed
 
@@ -151,7 +159,7 @@ def _map(src: Tensor, dst: Tensor, weight: Tensor, offset: Tensor, geometry: Geo
     """dst = the forward of src or, with flip, the input gradient for the output gradient src."""
     arch, scope = architecture(src), weight.shape[2:]
     config = CONFIGS[arch, table_side(scope)]
-    packed = _pack_weight(weight, torch.float16, triton.cdiv(weight.shape[0], 32) * 32, once=False)
+    packed = _pack_weight(weight, torch.float16, once=False)
     n, c, dst_h, dst_w = dst.shape
     strides = geometry.stride if flip else (1, 1)
     for residue in product(range(strides[0]), range(strides[1])):
@@ -208,14 +216,13 @@ def _offset_weight_grad(grad: Tensor, x: Tensor, weight: Tensor, offset: Tensor,
     n, c, out_h, out_w = grad.shape
     down, across = triton.cdiv(out_h, 8), triton.cdiv(out_w, config.grad_positions // 8)
     tiles_each = min(TILES_PER_PROGRAM, n * down * across)
-    wide = max(x.numel(), grad.numel(), offset.numel()) >= WIDE_FROM
-    constants = _grad_constants(arch, x.dtype, c, scope, geometry, tiles_each, wide)
-    padded, parts = constants["CP"], constants["CP"] // constants["CB"]
-    packed = _pack_weight(weight, torch.float32 if interpreting() else x.dtype, padded, once=True)
+    constants = _grad_constants(arch, x.dtype, c, scope, geometry, tiles_each, _is_wide(x, geometry))
+    parts = constants["CP"] // constants["CB"]
+    packed = _pack_weight(weight, torch.float32 if interpreting() else x.dtype, once=True)
     programs = triton.cdiv(n * down * across, tiles_each)
     offset_grad = torch.empty_like(offset)
     part_grads = offset_grad if parts == 1 else torch.empty(parts * offset.numel(), dtype=torch.float32, device=x.device)
-    partial = torch.empty(programs, packed.shape[0], padded, dtype=torch.float32, device=x.device)
+    partial = torch.empty(programs, *packed.shape, dtype=torch.float32, device=x.device)
     dot_grad_kernel[(programs, parts)](
         grad, x, offset, packed, part_grads, partial, n, *x.shape[2:], out_h, out_w, down, across, offset.numel(),
         *offset.stride(), **constants, **launch_options(config.grad_warps, maxnreg=_max_registers(config, arch)),
@@ -227,7 +234,7 @@ def _offset_weight_grad(grad: Tensor, x: Tensor, weight: Tensor, offset: Tensor,
             **{name: constants[name] for name in names}, BLOCK=1024, **launch_options(4),
         )  # fmt: skip
     side = table_side(scope)
-    table = partial.sum(0)[: side * side].view(side, side, padded)[: scope[0], : scope[1]]
+    table = partial.sum(0)[: side * side].view(side, side, -1)[: scope[0], : scope[1]]
     whole, rest = c // 32 * 32, c % 32
     if rest:  # they are at the end of their chunk, after the channels that it repeats
         table = torch.cat([table[..., :whole], table[..., whole + 32 - rest : whole + 32]], -1)
@@ -314,4 +321,3 @@ def shipped(arch: str) -> Iterator[KernelSpec]:
     if CONFIGS[arch, 4].partial:
         yield map_spec(arch, channels=144, flat=True)
         yield grad_spec(arch, channels=144)
-        yield grad_spec(arch, channels=296)

@@ -162,7 +162,7 @@ def _prepare(
     per_image = scope is None and weight.shape[0] > 1
     problem = Problem(architecture(x), x.dtype, x.shape[1], static, scope, image_offset is not None, per_image)
     ho, wo = geometry.output_size(x.shape[2], x.shape[3])
-    arguments = {
+    arguments: dict[str, Any] = {
         "x": channels_last(x),
         "weight": (weight.flatten(1).t() if scope else weight.flatten(2).transpose(1, 2)).contiguous(),
         "taps": geometry.taps, "h": x.shape[2], "w": x.shape[3], "ho": ho, "wo": wo,
@@ -298,11 +298,9 @@ def shipped(arch: str) -> Iterator[KernelSpec]:
     for scope in (5, 9):
         yield scope_grad_spec(problem(torch.float32, scope, False))
     yield map_spec(problem(torch.bfloat16, 9, False), flip=False)
-    yield map_spec(problem(torch.bfloat16, None, True), flip=False)
     yield scope_grad_spec(problem(torch.bfloat16, 9, True))
     yield map_spec(problem(torch.float32, 4, False, stride=2), flip=True)
     yield map_spec(problem(torch.float32, 4, False, channels=64), flip=False)
     for channels in (33, 72):
         yield map_spec(problem(torch.float32, 4, True, channels), flip=False)
         yield offset_grad_spec(problem(torch.float32, 4, True, channels, clip="projected"), True, True)
-        yield scope_grad_spec(problem(torch.float32, 4, True, channels))
