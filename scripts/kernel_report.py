@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
+import triton
 from tqdm import tqdm
 
 from dkcls.ops.deform_kernel import triton_dot_host, triton_gather
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
     parser.add_argument("--kernels-only", action="store_true", help="leave out the table over the networks' layers")
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}\n")
+    print(f"triton {triton.__version__}\n")
     print(
         "| kernel (3x3, float32 offsets) | target | warps | registers | spilled bytes | shared bytes | instructions / element ",
         end="",

@@ -49,10 +49,10 @@ def _corners(p, mask, SCOPE: tl.constexpr):
 @triton.jit(do_not_specialize=_SIZES)
 def sample_kernel(weight, kernel_offset, out, rows, geometry: tl.constexpr, SCOPE: tl.constexpr, ROWS: tl.constexpr,
                   TAPS: tl.constexpr):  # fmt: skip
-    """out [N, rows, Kh*Kw]. Grid (N, blocks of ROWS rows); TAPS is Kh*Kw padded to a power of two."""
+    """out [N, rows, Kh*Kw]. Grid (blocks of ROWS rows, N); TAPS is Kh*Kw padded to a power of two."""
     COUNT: tl.constexpr = geometry.kernel_size[0] * geometry.kernel_size[1]
-    n = tl.program_id(0).to(tl.int64)
-    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(1).to(tl.int64)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     t = tl.arange(0, TAPS)
     _, _, cy, cx = _place(kernel_offset, n, t, t < COUNT, geometry, SCOPE)
     iy, fy = scope_cell(cy, SCOPE[0])
@@ -69,23 +69,23 @@ def sample_kernel(weight, kernel_offset, out, rows, geometry: tl.constexpr, SCOP
 @triton.jit(do_not_specialize=_SIZES)
 def sample_weight_grad_kernel(grad, kernel_offset, partial, images, rows, taps, images_each, geometry: tl.constexpr,
                               SCOPE: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr):  # fmt: skip
-    """The weight's gradient over images_each images, in their order. Grid (splits of the batch, blocks of ROWS rows).
+    """The weight's gradient over images_each images, in their order. Grid (blocks of ROWS rows, splits of the batch).
 
     grad [N, rows, Kh*Kw], partial [splits, rows, Sh*Sw] fp32; ENTRIES is Sh*Sw padded to a power of two.
     """
     STORED: tl.constexpr = SCOPE[0] * SCOPE[1]
-    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     s = tl.arange(0, ENTRIES)
     row, column = (s // SCOPE[1]).to(tl.float32), (s % SCOPE[1]).to(tl.float32)
     total = tl.zeros((ROWS, ENTRIES), tl.float32)
-    first = tl.program_id(0) * images_each
+    first = tl.program_id(1) * images_each
     for i in tl.range(tl.minimum(images_each, images - first)):
         n = (first + i).to(tl.int64)
         for tap in tl.range(taps):
             _, _, cy, cx = _place(kernel_offset, n, tap, True, geometry, SCOPE)
             g = tl.load(grad + n * rows * taps + r * taps + tap, mask=r < rows, other=0.0).to(tl.float32)
             total += g[:, None] * (hat(cy - row) * hat(cx - column))[None, :]
-    at = partial + tl.program_id(0).to(tl.int64) * rows * STORED + (r * STORED)[:, None] + s[None, :]
+    at = partial + tl.program_id(1).to(tl.int64) * rows * STORED + (r * STORED)[:, None] + s[None, :]
     tl.store(at, total, mask=(r < rows)[:, None] & (s < STORED)[None, :])
 
 
@@ -126,7 +126,7 @@ def forward(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor
     out = torch.empty(n, *weight.shape[:2], *geometry.kernel_size, dtype=weight.dtype, device=weight.device)
     at_once = _rows_at_once(rows, 64)
     with device_guard(weight):
-        sample_kernel[(n, triton.cdiv(rows, at_once))](
+        sample_kernel[(triton.cdiv(rows, at_once), n)](
             weight.contiguous(), kernel_offset.contiguous(), out, rows, **_constants(weight.shape[2:], geometry),
             ROWS=at_once, TAPS=triton.next_power_of_2(geometry.taps), **launch_options(4),
         )  # fmt: skip
@@ -163,7 +163,7 @@ def _weight_grad(grad: Tensor, weight: Tensor, kernel_offset: Tensor, geometry: 
     images_each = triton.cdiv(n, triton.cdiv(PROGRAMS, blocks))
     splits = triton.cdiv(n, images_each)
     partial = torch.empty(splits, rows, stored, dtype=torch.float32, device=weight.device)
-    sample_weight_grad_kernel[(splits, blocks)](
+    sample_weight_grad_kernel[(blocks, splits)](
         grad, kernel_offset, partial, n, rows, geometry.taps, images_each, **_constants(weight.shape[2:], geometry),
         ROWS=at_once, ENTRIES=entries, **launch_options(4),
     )  # fmt: skip

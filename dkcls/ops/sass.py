@@ -41,14 +41,15 @@ def count_instructions(compiled, spec: KernelSpec) -> Instructions:
     """Count a kernel compiled for NVIDIA. Loops are backward branches; `spec.trips` says how often each one runs."""
     instructions = _parse(cuobjdump(compiled, "-sass"))
     loops = sorted((target, at) for at, _, target in instructions if target is not None and target < at)
-    if len(loops) != len(spec.trips):
+    trips_of_loops = spec.trips if loops else ()  # without any, the compiler has unrolled them all
+    if len(loops) != len(trips_of_loops):
         raise ValueError(f"{spec.name}: expected {len(spec.trips)} loops, as declared, got {len(loops)} in the SASS")
     counts: Counter[str] = Counter()
     for at, operation, target in instructions:
         if operation == "NOP" or target == at:  # padding behind the end
             continue
         weight = 1
-        for (start, end), trips in zip(loops, spec.trips, strict=True):
+        for (start, end), trips in zip(loops, trips_of_loops, strict=True):
             weight *= trips if start <= at <= end else 1
         counts[operation] += weight
     return Instructions(counts, 32 * spec.num_warps, spec.elements)

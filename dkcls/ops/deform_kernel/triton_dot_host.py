@@ -268,10 +268,11 @@ def map_spec(
     signature = {name: "i32" for name in dot_map_kernel.arg_names if name not in constants}
     signature |= {"SRC": f"*{_TYPES[dtype]}", "DST": f"*{_TYPES[dtype]}", "OFFSET": f"*{_TYPES[offset]}", "WEIGHT": "*fp16"}
     kind = "input gradient" if flip else "forward"
-    shape = f"{' flat' if flat else ''}{f' stride {stride} residue {residue}' if stride > 1 else ''}"
+    shape = f"{', flat' if flat else ''}{f', stride {stride}' if stride > 1 else ''}"
+    shape += f", residue {residue}" if flip and stride > 1 else ""
     trips = triton.cdiv(channels, 32)
     return KernelSpec(
-        f"DK {kind} dot, scope {scope}, {_TYPES[dtype]}, C = {channels}{shape}", dot_map_kernel, signature, constants,
+        f"DK {kind}, dot, scope {scope}, {_TYPES[dtype]}, C = {channels}{shape}", dot_map_kernel, signature, constants,
         config.map_warps, config.map_positions * channels, trips=(trips,) if trips > 1 else (),
     )  # fmt: skip
 
@@ -297,7 +298,7 @@ def grad_spec(
     signature |= {"OFFSET_GRAD": "*fp32" if parts > 1 else f"*{_TYPES[offset]}"}
     details = f"{', projected' if clip == 'projected' else ''}{', 64-bit' if wide else ''}"
     return KernelSpec(
-        f"DK offset + weight gradient dot, scope {scope}, {_TYPES[dtype]}, C = {channels}{details}", dot_grad_kernel, signature,
+        f"DK offset + weight gradient, dot, scope {scope}, {_TYPES[dtype]}, C = {channels}{details}", dot_grad_kernel, signature,
         constants, config.grad_warps, config.grad_positions * channels * TILES_PER_PROGRAM // parts,
         maxnreg=_max_registers(config, arch), trips=(TILES_PER_PROGRAM, 9),
     )  # fmt: skip

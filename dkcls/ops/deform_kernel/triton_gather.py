@@ -61,7 +61,7 @@ class Problem:
         kind = name[self.scope is not None, self.image_offset]
         scope = f", scope {self.scope[0]}" if self.scope else ""
         stride = f", stride {self.geometry.stride[0]}" if max(self.geometry.stride) > 1 else ""
-        return f"{kind} {what} gather{scope}, {_TYPES[self.dtype]}, C = {self.channels}{stride}"
+        return f"{kind} {what}{scope}, {_TYPES[self.dtype]}, C = {self.channels}{stride}"
 
 
 def _spec(
@@ -89,8 +89,9 @@ def map_spec(problem: Problem, flip: bool) -> KernelSpec:
     chunks, blocks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
     tiles = {"FLIP": flip, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     light = problem.dtype == torch.float32 and not problem.image_offset
+    what = "input gradient, gather" if flip else "forward, gather"
     return _spec(
-        problem, "input gradient" if flip else "forward", kernels.map_kernel, tiles, 4, positions * problem.channels // blocks,
+        problem, what, kernels.map_kernel, tiles, 4, positions * problem.channels // blocks,
         trips=(problem.geometry.taps,), maxnreg=None if light else ALL_REGISTERS,
     )  # fmt: skip
 
@@ -100,7 +101,7 @@ def scatter_spec(problem: Problem, ordered: bool) -> KernelSpec:
     positions, chunk, warps = (1, 128, 1) if ordered else (problem.positions, 16, 4)
     chunks, blocks = _chunks(problem.channels, chunk, 2 if ordered else 8)
     tiles = {"ORDERED": ordered, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
-    name = "input gradient, ordered scatter," if ordered else "input gradient, scatter,"
+    name = "input gradient, ordered scatter" if ordered else "input gradient, scatter"
     trips = (1, problem.geometry.taps) if ordered else (problem.geometry.taps,)
     return _spec(problem, name, kernels.scatter_kernel, tiles, warps, positions * problem.channels // blocks, trips=trips)
 
@@ -112,7 +113,7 @@ def offset_grad_spec(problem: Problem, to_kernel: bool, to_image: bool) -> Kerne
     tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     names = {"grad_kernel": "*fp32" if to_kernel else None, "grad_image": "*fp32" if to_image else None}
     return _spec(
-        problem, "offset gradient", kernels.offset_grad_kernel, tiles, 4, positions * problem.channels, pointers=names,
+        problem, "offset gradient, gather", kernels.offset_grad_kernel, tiles, 4, positions * problem.channels, pointers=names,
         trips=(problem.geometry.taps, blocks) if blocks > 1 else (problem.geometry.taps,), maxnreg=ALL_REGISTERS,
     )  # fmt: skip
 
@@ -129,7 +130,7 @@ def scope_grad_spec(problem: Problem) -> KernelSpec:
     tiles = {"POSITIONS": positions, "BLOCK": block, "ENTRIES": entries} | _dot_constants(problem)
     warps = 8 if entries > 32 or (full and problem.image_offset and block == 128) else 4
     return _spec(
-        problem, "weight gradient", kernels.scope_grad_kernel, tiles, warps, elements,
+        problem, "weight gradient, gather", kernels.scope_grad_kernel, tiles, warps, elements,
         trips=(8, problem.geometry.taps), maxnreg=ALL_REGISTERS if full else None,
     )  # fmt: skip
 
@@ -147,7 +148,7 @@ def tap_grad_spec(problem: Problem) -> KernelSpec:
     chunks, blocks = _chunks(problem.channels, chunk, 4 if problem.image_offset else 8)
     tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     return _spec(
-        problem, "weight gradient", kernels.tap_grad_kernel, tiles, 4, 8 * positions * problem.channels // blocks,
+        problem, "weight gradient, gather", kernels.tap_grad_kernel, tiles, 4, 8 * positions * problem.channels // blocks,
         trips=(problem.geometry.taps, 8), maxnreg=ALL_REGISTERS,
     )  # fmt: skip
 
