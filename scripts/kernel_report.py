@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import triton
 from tqdm import tqdm
 
+from dkcls.ops import sample_kernel_triton
 from dkcls.ops.deform_kernel import triton_dot_host, triton_gather
 from dkcls.ops.sass import count_instructions
 from dkcls.ops.triton_support import TARGETS, KernelSpec, compile_spec, resources
@@ -42,7 +43,7 @@ DEVICES = {"sm_80": Device("A100 40 GB", 108, 1.41, 1.555e12), "sm_90": Device("
 
 
 def kernel_rows(arch: str) -> Iterator[str]:
-    specs = [*triton_dot_host.shipped(arch), *triton_gather.shipped(arch)]
+    specs = [*triton_dot_host.shipped(arch), *triton_gather.shipped(arch), *sample_kernel_triton.shipped()]
     for spec in tqdm(specs, desc=arch, unit="kernel"):
         yield kernel_row(arch, spec)
 

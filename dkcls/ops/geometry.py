@@ -46,6 +46,13 @@ class Geometry(NamedTuple):
     def taps(self) -> int:
         return self.kernel_size[0] * self.kernel_size[1]
 
+    def tap_origin(self, tap: int, scope: Sequence[int]) -> tuple[float, float]:
+        """Scope coordinates (y, x) of a tap, before any offset."""
+        y, x = (
+            tap_grid(self.kernel_size[a], scope[a], self.step[a])[k] for a, k in enumerate(divmod(tap, self.kernel_size[1]))
+        )
+        return y, x
+
     def output_size(self, height: int, width: int) -> Pair:
         """Output height and width; below 1 where the kernel does not fit."""
         ho, wo = (

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dkcls.ops.geometry import Geometry, tap_grid
-
 
 class _ProjectedClip(torch.autograd.Function):
     """clamp(u, 0, last) whose gradient also passes outside the scope, when descending it leads back inside."""
@@ -46,16 +44,15 @@ def interpolation_weights(c: Tensor, scope: int) -> Tensor:
     return (1 - f) * left + f * right
 
 
-def tap_axes(oy: Tensor, ox: Tensor, tap: int, scope: Sequence[int], geometry: Geometry) -> list[tuple[Tensor, Tensor]]:
-    """Offsets of one tap -> for y and x: the coordinate in the scope before clipping, and after."""
-    axes = []
-    for a, (offset, k) in enumerate(zip((oy, ox), divmod(tap, geometry.kernel_size[1]), strict=True)):
-        u = offset + tap_grid(geometry.kernel_size[a], scope[a], geometry.step[a])[k]
-        axes.append((u, clip_coordinate(u, scope[a], geometry.clip)))
-    return axes
+def scope_coordinates(
+    oy: Tensor, ox: Tensor, origin: Sequence[float | Tensor], scope: Sequence[int], clip: str
+) -> list[tuple[Tensor, Tensor]]:
+    """Offsets of taps at rest at `origin` (y, x) -> for y and x: the coordinate in the scope before clipping, and after."""
+    before = (oy + origin[0], ox + origin[1])
+    return [(u, clip_coordinate(u, s, clip)) for u, s in zip(before, scope, strict=True)]
 
 
-def sampling_matrix(oy: Tensor, ox: Tensor, tap: int, scope: Sequence[int], geometry: Geometry) -> Tensor:
-    """Offsets [...] of one tap -> [..., Sh*Sw]: what each stored weight contributes to this tap's weight."""
-    (_, y), (_, x) = tap_axes(oy, ox, tap, scope, geometry)
+def sampling_matrix(oy: Tensor, ox: Tensor, origin: Sequence[float | Tensor], scope: Sequence[int], clip: str) -> Tensor:
+    """Offsets [...] of taps at rest at `origin` -> [..., Sh*Sw]: what each stored weight contributes to a tap's weight."""
+    (_, y), (_, x) = scope_coordinates(oy, ox, origin, scope, clip)
     return (interpolation_weights(y, scope[0]).unsqueeze(-1) * interpolation_weights(x, scope[1]).unsqueeze(-2)).flatten(-2)

@@ -54,13 +54,10 @@ def _grid_is_scope(scope: Sequence[int], geometry: Geometry) -> bool:
 
 
 def _sample(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor:
-    matrices = torch.stack(
-        [
-            sampling_matrix(kernel_offset[:, 2 * k], kernel_offset[:, 2 * k + 1], k, weight.shape[2:], geometry)
-            for k in range(geometry.taps)
-        ],
-        1,
-    )  # [N, taps, Sh*Sw]
+    scope = weight.shape[2:]
+    origins = [geometry.tap_origin(tap, scope) for tap in range(geometry.taps)]
+    origin = torch.tensor(origins, dtype=kernel_offset.dtype, device=kernel_offset.device).unbind(1)
+    matrices = sampling_matrix(kernel_offset[:, ::2], kernel_offset[:, 1::2], origin, scope, geometry.clip)  # [N, taps, Sh*Sw]
     kernels = torch.einsum("nks,ois->noik", matrices.to(weight.dtype), weight.flatten(2))
     return kernels.unflatten(-1, tuple(geometry.kernel_size))
 

@@ -170,11 +170,13 @@ def _launch(name: str, *arguments: Any) -> None:
 
     with _one_launch:
         before = numba.get_num_threads()
-        numba.set_num_threads(threads)
+        if before != threads:
+            numba.set_num_threads(threads)
         try:
             getattr(_kernels(), f"{name}_parallel")(*arguments)
         finally:
-            numba.set_num_threads(before)
+            if before != threads:
+                numba.set_num_threads(before)
 
 
 @cache

@@ -16,7 +16,8 @@ from numba import prange
 
 from dkcls.ops.deform_kernel.numba_locate import (
     CELL, COLUMNS, DOWN, GRID, IMAGE_FIRST_INSIDE, IMAGE_HIGH, IMAGE_LOW, IMAGE_SECOND_INSIDE, LAST, PIXEL, RIGHT, SCOPE_HIGH,
-    SCOPE_INSIDE, SCOPE_LOW, TAP, driver, f32, inlined, locate, offset_row, parallel_driver, scratch, worker,
+    SCOPE_INSIDE, SCOPE_LOW, TAP, driver, ends, f32, inlined, locate, offset_row, parallel_driver, scope_steps, scratch, shares,
+    worker,
 )  # fmt: skip
 from dkcls.ops.deform_kernel.numba_vector import add, every, fma, leading, load, mul, pointer, splat, store, sub, totals
 
@@ -66,21 +67,6 @@ class Split(NamedTuple):
 
 
 @inlined
-def ends(lanes, fields, low, high):
-    """What two fields say of a tap, of its y and of its x: y0, y1, x0, x1."""
-    first, second = pointer(fields, low), pointer(fields, high)
-    return splat(lanes, first[0]), splat(lanes, second[0]), splat(lanes, first[1]), splat(lanes, second[1])
-
-
-@inlined
-def shares(lanes, fields, low, high):
-    """How much each corner of a tap's cell counts: 00, 01, 10, 11."""
-    first, second = pointer(fields, low), pointer(fields, high)
-    y0, y1, x0, x1 = first[0], second[0], first[1], second[1]
-    return splat(lanes, y0 * x0), splat(lanes, y0 * x1), splat(lanes, y1 * x0), splat(lanes, y1 * x1)
-
-
-@inlined
 def corners(lanes, data, i, down, right):
     return load(lanes, data, i), load(lanes, data, i + right), load(lanes, data, i + down), load(lanes, data, i + down + right)
 
@@ -88,13 +74,6 @@ def corners(lanes, data, i, down, right):
 @inlined
 def weighted(parts, values):
     return fma(parts[3], values[3], fma(parts[2], values[2], fma(parts[1], values[1], mul(parts[0], values[0]))))
-
-
-@inlined
-def scope_steps(sizes):
-    """From a stored weight to the one below and to the one on the right, which for a scope of 1 is itself."""
-    down = sizes.scope_x * sizes.channels if sizes.scope_y > 1 else 0
-    return down, sizes.channels if sizes.scope_x > 1 else 0
 
 
 @inlined
@@ -185,10 +164,25 @@ def add_products(sums, value, values):
 
 
 @inlined
-def backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, sums):
+def scatter(lanes, c, grad_x, image, grad_value, values, sums):
+    """The gradient of what a tap reads from the image, to the pixels and to their shares."""
+    if grad_x is not None:
+        add_to_corners(lanes, grad_x, image, c, grad_value)
+    return add_products(sums, grad_value, values)
+
+
+@inlined
+def scatter_chunk(lanes, c, x, grad_x, image, grad_values, sums):
+    values = corners(lanes, x, image[0] + c, image[1], image[2])
+    return scatter(lanes, c, grad_x, image, load(lanes, grad_values, c), values, sums)
+
+
+@inlined
+def backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, grad_values, sums):
     """A few channels of one tap at one position. `scope` and `image` are a cell: index, steps down and right, four shares.
 
     Adds to the gradients of x and of the weights; returns, added to `sums`, the gradients of the shares of scope and image.
+    With both kinds of offsets, what goes to the image is left in grad_values: all in one loop are too many streams of data.
     """
     g = load(lanes, grad, c)
     if grad_kernel is None:
@@ -216,9 +210,10 @@ def backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, 
             add_to(lanes, grad_x, image[0] + c, g, factor)
     else:
         grad_value = mul(g, factor)
-        image_sums = add_products(image_sums, grad_value, values)
-        if grad_x is not None:
-            add_to_corners(lanes, grad_x, image, c, grad_value)
+        if grad_kernel is None:
+            image_sums = scatter(lanes, c, grad_x, image, grad_value, values, image_sums)
+        else:
+            store(lanes, grad_values, c, grad_value)
     return scope_sums, image_sums
 
 
@@ -236,7 +231,7 @@ def clear(data, count):
 
 @inlined
 def backward_position(
-    sizes, c0, c1, projected, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, count, fields, taps
+    sizes, c0, c1, projected, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, count, fields, taps, grad_values
 ):  # fmt: skip
     """All taps of one position, channels c0 to c1. grad, grad_kernel and grad_image start at the position."""
     lanes, size = every(8), sizes.padded
@@ -253,14 +248,27 @@ def backward_position(
         sums = zeros(lanes), zeros(lanes)
         c = c0
         while c + 8 <= c1:
-            sums = backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, sums)
+            sums = backward_chunk(
+                lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, grad_values, sums
+            )
             c += 8
         if c < c1:
             rest = leading(8, c1 - c)
-            sums = backward_chunk(rest, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, sums)
+            sums = backward_chunk(
+                rest, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, grad_values, sums
+            )
+        scope_sums, image_sums = sums
+        if grad_kernel is not None:  # noqa: SIM102  (numba leaves out a branch on None alone)
+            if grad_image is not None:
+                c = c0
+                while c + 8 <= c1:
+                    image_sums = scatter_chunk(lanes, c, x, grad_x, image, grad_values, image_sums)
+                    c += 8
+                if c < c1:
+                    image_sums = scatter_chunk(leading(8, c1 - c), c, x, grad_x, image, grad_values, image_sums)
 
         if grad_kernel is not None:
-            s00, s01, s10, s11 = sums[0]
+            s00, s01, s10, s11 = scope_sums
             y0, y1, x0, x1 = ends(lanes, fields, SCOPE_LOW * size + i, SCOPE_HIGH * size + i)
             along_y = fma(x0, sub(s10, s00), mul(x1, sub(s11, s01)))
             along_x = fma(y0, sub(s01, s00), mul(y1, sub(s11, s10)))
@@ -269,7 +277,7 @@ def backward_position(
             grad_kernel[i] = gy if projected or inside[0] else f32(0)
             grad_kernel[i + 1] = gx if projected or inside[1] else f32(0)
         if grad_image is not None:
-            s00, s01, s10, s11 = sums[1]
+            s00, s01, s10, s11 = image_sums
             y0, y1, x0, x1 = ends(lanes, fields, IMAGE_LOW * size + i, IMAGE_HIGH * size + i)
             in_y0, in_y1, in_x0, in_x1 = ends(lanes, fields, IMAGE_FIRST_INSIDE * size + i, IMAGE_SECOND_INSIDE * size + i)
             along_y = sub(mul(in_y1, fma(x0, s10, mul(x1, s11))), mul(in_y0, fma(x0, s00, mul(x1, s01))))
@@ -305,6 +313,7 @@ def backward_task(
     c0 = block * split.block
     c1 = min(c0 + split.block, channels)
     own_taps, own_fields = scratch(sizes)
+    own_values = np.empty(channels, np.float32)
     grad_weights = pointer(grad_weight, group * sizes.entries * channels)
     for entry in range(sizes.entries):
         clear(pointer(grad_weights, entry * channels + c0), c1 - c0)
@@ -334,7 +343,7 @@ def backward_task(
                 at = (block * sizes.images * sizes.out_height * sizes.out_width + position) * sizes.offsets
                 backward_position(
                     sizes, c0, c1, projected, pointer(grad, position * channels), image, weights, grad_pixels, grad_weights,
-                    pointer(grad_kernel, at), pointer(grad_image, at), count, fields, taps,
+                    pointer(grad_kernel, at), pointer(grad_image, at), count, fields, taps, pointer(own_values, 0),
                 )  # fmt: skip
             if kernel_offset is not None:  # noqa: SIM102  (numba leaves out a branch on None alone)
                 if projected and split.blocks == 1:

@@ -200,3 +200,25 @@ def locate(oy, ox, sizes, kernel_offset, image_offset, constants, fields, taps):
             count += inside
             i += 2
     return count, nan
+
+
+@inlined
+def ends(lanes, fields, low, high):
+    """What two fields say of a tap, of its y and of its x: y0, y1, x0, x1."""
+    first, second = pointer(fields, low), pointer(fields, high)
+    return splat(lanes, first[0]), splat(lanes, second[0]), splat(lanes, first[1]), splat(lanes, second[1])
+
+
+@inlined
+def shares(lanes, fields, low, high):
+    """How much each corner of a tap's cell counts: 00, 01, 10, 11."""
+    first, second = pointer(fields, low), pointer(fields, high)
+    y0, y1, x0, x1 = first[0], second[0], first[1], second[1]
+    return splat(lanes, y0 * x0), splat(lanes, y0 * x1), splat(lanes, y1 * x0), splat(lanes, y1 * x1)
+
+
+@inlined
+def scope_steps(sizes):
+    """From a stored weight to the one below and to the one on the right, which for a scope of 1 is itself."""
+    down = sizes.scope_x * sizes.channels if sizes.scope_y > 1 else 0
+    return down, sizes.channels if sizes.scope_x > 1 else 0

@@ -68,7 +68,8 @@ def tap_weight(weight: Tensor, kernel_offset: Tensor | None, tap: int, geometry:
     """
     if kernel_offset is None:
         return weight.flatten(2)[:, :, tap, None, None]
-    matrix = sampling_matrix(kernel_offset[:, 0], kernel_offset[:, 1], tap, weight.shape[2:], geometry)
+    scope = weight.shape[2:]
+    matrix = sampling_matrix(kernel_offset[:, 0], kernel_offset[:, 1], geometry.tap_origin(tap, scope), scope, geometry.clip)
     return (matrix.to(weight.dtype) @ weight.flatten(1).t()).permute(0, 3, 1, 2)
 
 

@@ -20,7 +20,7 @@ from dkcls.ops.deform_kernel.reference import (
     tap_weight,
 )
 from dkcls.ops.geometry import Geometry
-from dkcls.ops.interpolation import interpolation_weights, project, sampling_matrix, tap_axes
+from dkcls.ops.interpolation import interpolation_weights, project, sampling_matrix, scope_coordinates
 
 __all__ = ["backward", "forward"]
 
@@ -80,8 +80,9 @@ def _add_weight_grad(total: Tensor, grad_weight: Tensor, offset: Tensor | None, 
         per_image = grad_weight.sum((2, 3))
         total.flatten(2)[:, :, tap] += per_image if total.shape[0] > 1 else per_image.sum(0)
         return
-    matrix = sampling_matrix(offset[:, 0], offset[:, 1], tap, total.shape[2:], geometry).to(total.dtype)
-    total += torch.einsum("nhws,nchw->cs", matrix, grad_weight).view_as(total)
+    scope = total.shape[2:]
+    matrix = sampling_matrix(offset[:, 0], offset[:, 1], geometry.tap_origin(tap, scope), scope, geometry.clip)
+    total += torch.einsum("nhws,nchw->cs", matrix.to(total.dtype), grad_weight).view_as(total)
 
 
 def _kernel_offset_grad(grad_weight: Tensor, weight: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
@@ -89,7 +90,7 @@ def _kernel_offset_grad(grad_weight: Tensor, weight: Tensor, offset: Tensor | No
     scope = weight.shape[2:]
     per_entry = (grad_weight.permute(0, 2, 3, 1) @ weight.flatten(1)).unflatten(-1, scope)  # [N, Ho, Wo, Sh, Sw]
     grads = []
-    axes = tap_axes(offset[:, 0], offset[:, 1], tap, scope, geometry)
+    axes = scope_coordinates(offset[:, 0], offset[:, 1], geometry.tap_origin(tap, scope), scope, geometry.clip)
     for a, (u, c) in enumerate(axes):
         other = interpolation_weights(axes[1 - a][1], scope[1 - a])
         along = (per_entry * other.unsqueeze(-2 + a)).sum(-1 - a)

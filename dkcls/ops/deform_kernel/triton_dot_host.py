@@ -298,8 +298,8 @@ def grad_spec(
     signature |= {"OFFSET_GRAD": "*fp32" if parts > 1 else f"*{_TYPES[offset]}"}
     details = f"{', projected' if clip == 'projected' else ''}{', 64-bit' if wide else ''}"
     return KernelSpec(
-        f"DK offset + weight gradient, dot, scope {scope}, {_TYPES[dtype]}, C = {channels}{details}", dot_grad_kernel, signature,
-        constants, config.grad_warps, config.grad_positions * channels * TILES_PER_PROGRAM // parts,
+        f"DK offset + weight gradient, dot, scope {scope}, {_TYPES[dtype]}, C = {channels}{details}", dot_grad_kernel,
+        signature, constants, config.grad_warps, config.grad_positions * channels * TILES_PER_PROGRAM // parts,
         maxnreg=_max_registers(config, arch), trips=(TILES_PER_PROGRAM, 9),
     )  # fmt: skip
 
