@@ -5,14 +5,16 @@
     python scripts/bench_ops.py --shapes 8x128x28x28 8x256x56x56s2 --repeats 50 --csv out.csv
 
 An operator is first compared with the float64 reference, outputs and gradients, on a small case and on an image of the shape
-to be timed; a wrong one is not timed, and nothing else either. Then all take turns, round after round, in one process, and
-each is given as the median of its rounds over that of F.conv2d in its faster memory format. Run it on an idle machine.
+to be timed; a wrong one is not timed, and nothing else either. Then all take turns in one process, each round in another
+order: caches and the threads of the operator before cost those that follow. What is given is the median of the rounds over
+that of F.conv2d in its faster memory format. Run it on an idle machine.
 """
 
 import argparse
 import csv
 import math
 import os
+import random
 import re
 import statistics
 import sys
@@ -159,12 +161,13 @@ def seconds(function: Callable[[], object], device: str) -> float:
 
 
 def medians(calls: list[Call], device: str, repeats: int, budget: float, bar: tqdm) -> list[tuple[float, float]]:
-    """Of every call, forward and forward + backward, in turns. One that has used its budget of seconds sits out the rest."""
+    """Of every call, forward and both, in turns, in random order. One that has used its seconds sits out the rest."""
     samples: list[tuple[list[float], list[float]]] = [([], []) for _ in calls]
+    order = random.Random(0)
     for call in calls:
         call.both()
     for _ in range(repeats):
-        for call, (forward, both) in zip(calls, samples, strict=True):
+        for call, (forward, both) in order.sample(list(zip(calls, samples, strict=True)), len(calls)):
             bar.update()
             if sum(forward) + sum(both) < budget:
                 forward.append(seconds(call.forward, device))
