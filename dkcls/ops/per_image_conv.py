@@ -52,7 +52,7 @@ def per_image_conv2d(
 
 def per_image_depthwise_conv2d(input: Tensor, kernels: Tensor, geometry: Geometry) -> Tensor:
     """Depthwise convolution with kernels [N, C, 1, Kh, Kw]: small, and the registered operator takes them as they are."""
-    return library.deform_kernel2d(input, kernels, None, None, *geometry, "")
+    return library.call(input, kernels, None, None, *geometry, "")
 
 
 def _convolve(x: Tensor, kernels: Tensor, geometry: Geometry, groups: int) -> Tensor:

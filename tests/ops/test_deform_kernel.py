@@ -259,6 +259,19 @@ def test_flops_are_the_convolutions():
     assert flops(lambda: deform_kernel2d(x, weight, offset, padding=1).sum().backward()) == 3 * plain
 
 
+def test_the_direct_call_is_the_registered_op():
+    """Autograd takes a short cut past the dispatcher, to the same numbers."""
+    from dkcls.ops.deform_kernel import library
+
+    case = Case(kind="dcn_local")
+    tensors = make_tensors(case)
+    options = (*make_geometry(case.scope, **case.options), "")
+    direct, registered = library.call(*tensors, *options), library.deform_kernel2d(*tensors, *options)
+    assert torch.equal(direct, registered)
+    grads = [torch.autograd.grad(out.square().sum(), tensors) for out in (direct, registered)]
+    assert all(torch.equal(d, r) for d, r in zip(*grads, strict=True))
+
+
 def test_double_backward_is_an_error_that_names_the_way_out():
     x, weight, offset, _ = make_tensors(Case())
     (grad,) = torch.autograd.grad(deform_kernel2d(x, weight, offset, padding=1).square().sum(), x, create_graph=True)

@@ -66,7 +66,7 @@ def deform_kernel2d(
         kernel_offset = None
     if backend == "reference":
         return _reference(input, weight, kernel_offset, image_offset, geometry)
-    return library.deform_kernel2d(input, weight, kernel_offset, image_offset, *geometry, backend or "")
+    return library.call(input, weight, kernel_offset, image_offset, *geometry, backend or "")
 
 
 def _reference(
