@@ -224,7 +224,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="float32; on cuda, float16")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help='NxCxHxW, NxCxHxWsSTRIDE, or "models": all their layers')
     parser.add_argument("--batch", type=int, help='images per batch of "models": 8; on cuda, 64')
-    parser.add_argument("--repeats", type=int, default=20, help="rounds")
+    parser.add_argument("--repeats", type=int, default=40, help="rounds")
     parser.add_argument(
         "--budget", type=float, default=10.0, help="seconds per operator and shape, beyond which it is left out"
     )

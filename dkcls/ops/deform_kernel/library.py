@@ -116,7 +116,7 @@ torch.library.register_autograd("dkcls::deform_kernel2d_backward", _double_backw
 
 
 class _Direct(torch.autograd.Function):
-    """The same without the dispatcher, whose registered Python costs 0.2 ms a step: more than a small layer's kernels."""
+    """The same without the dispatcher, whose Python takes longer than the kernels of a small layer."""
 
     @staticmethod
     def forward(ctx, *arguments):

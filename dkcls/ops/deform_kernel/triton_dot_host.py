@@ -304,8 +304,19 @@ def grad_spec(
     )  # fmt: skip
 
 
+def _helper_specs() -> Iterator[KernelSpec]:
+    """Packing the scope, and adding up the parts of an offset gradient."""
+    constants: dict[str, Any] = {"C": 144, "CP": 160, "SH": 4, "SW": 4, "TS": 4, "SS": 16, "ONCE": True}
+    signature = {"WEIGHT": "*fp32", "PACKED": "*fp16"}
+    yield KernelSpec("DK packing of the scope, scope 4, fp16", pack_weight_kernel, signature, constants, 4, 16 * 32)
+    constants = {"COUNT": 4, "KH": 3, "KW": 3, "SH": 4, "SW": 4, "STEP_Y": 1.0, "STEP_X": 1.0, "PROJECTED": True, "BLOCK": 1024}
+    signature = {"PARTS": "*fp32", "OFFSET": "*fp32", "OUT": "*fp32", "total": "i32", "inner": "i32"}
+    yield KernelSpec("DK sum of 4 parts of an offset gradient", sum_parts_kernel, signature, constants, 4, 1024)
+
+
 def shipped(arch: str) -> Iterator[KernelSpec]:
     """The configurations that 3x3 layers of the paper's networks get on an architecture, one of each kind."""
+    yield from _helper_specs()
     for scope, dtype in product((4, 5), (torch.float16, torch.bfloat16)):
         yield map_spec(arch, dtype, scope=scope)
         yield grad_spec(arch, dtype, scope=scope)
