@@ -5,13 +5,17 @@
     python scripts/bench_ops.py --shapes 8x128x28x28 8x256x56x56s2 --repeats 50 --csv out.csv
 
 An operator is first compared with the float64 reference, outputs and gradients, on a small case and on an image of the shape
-to be timed; a wrong one is not timed, and nothing else either. Then all take turns in one process, each round in another
-order: caches and the threads of the operator before cost those that follow. What is given is the median of the rounds over
-that of F.conv2d in its faster memory format. Run it on an idle machine.
+to be timed; a wrong one is not timed, and nothing else either. Then all take turns in one process, forward and forward +
+backward too, each round in another order: what ran before leaves its data in the caches and its threads spinning. What is
+given is the median of the rounds over that of F.conv2d in its faster memory format. Run it on an idle machine.
+
+Memory that is freed stays with the process, where the C library can be told so: else some calls, now of one operator and now
+of another, pay for hundreds of page faults.
 """
 
 import argparse
 import csv
+import ctypes
 import math
 import os
 import random
@@ -163,15 +167,16 @@ def seconds(function: Callable[[], object], device: str) -> float:
 def medians(calls: list[Call], device: str, repeats: int, budget: float, bar: tqdm) -> list[tuple[float, float]]:
     """Of every call, forward and both, in turns, in random order. One that has used its seconds sits out the rest."""
     samples: list[tuple[list[float], list[float]]] = [([], []) for _ in calls]
+    ways = [(call.forward, mine[0], mine) for call, mine in zip(calls, samples, strict=True)]
+    ways += [(call.both, mine[1], mine) for call, mine in zip(calls, samples, strict=True)]
     order = random.Random(0)
     for call in calls:
         call.both()
     for _ in range(repeats):
-        for call, (forward, both) in order.sample(list(zip(calls, samples, strict=True)), len(calls)):
+        for function, times, (forward, both) in order.sample(ways, len(ways)):
             bar.update()
             if sum(forward) + sum(both) < budget:
-                forward.append(seconds(call.forward, device))
-                both.append(seconds(call.both, device))
+                times.append(seconds(function, device))
     return [(statistics.median(forward), statistics.median(both)) for forward, both in samples]
 
 
@@ -246,8 +251,17 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def keep_freed_memory() -> None:
+    """Tells glibc not to give memory back to the system: blocks up to its limit of 32 MB come from the heap, never trimmed."""
+    mmap_threshold, trim_threshold = -3, -1
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(mmap_threshold, 2**25)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+
+
 def main() -> int:
     arguments = parse_arguments()
+    keep_freed_memory()
     device, dtype = arguments.device, arguments.dtype
     wrong = check(arguments.shapes, device, dtype)
     if wrong:
@@ -256,7 +270,7 @@ def main() -> int:
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{where}, {dtype}, torch {torch.__version__}; times over those of F.conv2d, medians of {arguments.repeats} rounds\n")
     rows: list[dict[str, str]] = []
-    with tqdm(total=len(arguments.shapes) * arguments.repeats * len((*RIGID, *OPERATORS)), unit="call", leave=False) as bar:
+    with tqdm(total=2 * len(arguments.shapes) * arguments.repeats * len((*RIGID, *OPERATORS)), unit="call", leave=False) as bar:
         for shape in arguments.shapes:
             bar.set_description(str(shape))
             for row in measure(shape, device, dtype, arguments.repeats, arguments.budget, bar):

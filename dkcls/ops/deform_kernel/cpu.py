@@ -64,29 +64,26 @@ def backward(
     arguments = _arguments(*dense)
     grad = _widen(grad).contiguous(memory_format=torch.channels_last)
     grad_x = _empty_channels_last(*x.shape) if needs[0] else None
-    grad_weight = _empty(split.groups, sizes.entries, sizes.channels)
+    parts, grad_weight = _empty(split.groups, sizes.entries, sizes.channels), _empty(*weight.shape)
     grad_kernel, grad_image = (
         None if offset is None else _empty(split.blocks, sizes.images, sizes.out_height, sizes.out_width, sizes.offsets)
         for offset in (kernel_offset, image_offset)
     )
-    results = (grad_x, grad_weight, grad_kernel, grad_image)
+    results = (grad_x, parts, grad_weight, grad_kernel, grad_image)
     addresses = (None if t is None else t.data_ptr() for t in results)
     _launch("backward", sizes, split, projected, constants, *arguments, grad.data_ptr(), *addresses)
 
-    if sizes.kernels == 1:
-        grad_weight = _add_up(grad_weight)
     if split.blocks > 1:
         grad_kernel, grad_image = (None if g is None else _add_up(g).clone() for g in (grad_kernel, grad_image))
         if grad_kernel is not None and projected:
             _kernels().project(sizes, constants, arguments[2], grad_kernel.data_ptr())
     grad_offsets = (None if g is None else g[0].permute(0, 3, 1, 2) for g in (grad_kernel, grad_image))
-    return [grad_x, grad_weight.transpose(1, 2).reshape(weight.shape), *grad_offsets]
+    return [grad_x, grad_weight, *grad_offsets]
 
 
 def _add_up(copies: Tensor) -> Tensor:
     """The sum over the first axis, which stays: in a fixed order, unlike torch.sum's, and in place."""
-    if copies.shape[0] > 1:
-        _launch("add_up", copies.data_ptr(), copies.shape[0], copies[0].numel())
+    _launch("add_up", copies.data_ptr(), copies.shape[0], copies[0].numel())
     return copies[:1]
 
 

@@ -1,9 +1,9 @@
 """The operator's CPU kernels, compiled by numba for the machine they run on.
 
 Tensors come as addresses of float32 numbers, channels last: x and grad_x [N, H, W, C], out and grad [N, Ho, Wo, C], weight
-and grad_weight [*, T, C], gradients of offsets [*, N, Ho, Wo, 2*Kh*Kw]. With kernel offsets, T = Sh*Sw entries of the scope;
-without, T = Kh*Kw taps. Offsets come in any layout. What is None is compiled out: local DK, DCN, both together and global
-DK are one source.
+[*, T, C], gradients of offsets [*, N, Ho, Wo, 2*Kh*Kw]. With kernel offsets, T = Sh*Sw entries of the scope; without, T =
+Kh*Kw taps. Backward leaves the weight's gradient in parts, [groups, T, C], and collects them as PyTorch wants them, [*, C, T].
+Offsets come in any layout. What is None is compiled out: local DK, DCN, both together and global DK are one source.
 
 A position is done in two steps. `locate` lists the taps that touch the image: where each reads, and the bilinear shares.
 Then the channels stream through that list, vector by vector.
@@ -357,28 +357,55 @@ def backward_task(
                     project_row(n * sizes.out_height + oy, sizes, constants, kernel_offset, grad_kernel)
 
 
+COLLECTED = 64  # channels
+
+
+@worker
+def collect(task, sizes, split, parts, grad_weight):
+    """Some channels of the weight's gradient: its parts summed, in order, and turned from [T, C] to [C, T]."""
+    channels, entries = sizes.channels, sizes.entries
+    kernel, block = divmod(task, (channels + COLLECTED - 1) // COLLECTED)
+    copies = split.groups // sizes.kernels
+    first = pointer(parts, kernel * copies * entries * channels)
+    result = pointer(grad_weight, kernel * channels * entries)
+    end = min((block + 1) * COLLECTED, channels)
+    for entry in range(entries):
+        for c in range(block * COLLECTED, end, 8):
+            lanes, at = leading(8, end - c), entry * channels + c
+            total = load(lanes, first, at)
+            for copy in range(1, copies):
+                total = add(total, load(lanes, first, copy * entries * channels + at))
+            store(lanes, first, at, total)
+        for c in range(block * COLLECTED, end):
+            result[c * entries + entry] = first[entry * channels + c]
+
+
 @driver
 def backward_serial(
     sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
-    grad, grad_x, grad_weight, grad_kernel, grad_image,
+    grad, grad_x, parts, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
     for task in range(split.groups * split.blocks):
         backward_task(
             task, sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
-            grad, grad_x, grad_weight, grad_kernel, grad_image,
+            grad, grad_x, parts, grad_kernel, grad_image,
         )  # fmt: skip
+    for task in range(sizes.kernels * ((sizes.channels + COLLECTED - 1) // COLLECTED)):
+        collect(task, sizes, split, parts, grad_weight)
 
 
 @parallel_driver
 def backward_parallel(
     sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
-    grad, grad_x, grad_weight, grad_kernel, grad_image,
+    grad, grad_x, parts, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
     for task in prange(split.groups * split.blocks):
         backward_task(
             np.int64(task), sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
-            grad, grad_x, grad_weight, grad_kernel, grad_image,
+            grad, grad_x, parts, grad_kernel, grad_image,
         )  # fmt: skip
+    for task in prange(sizes.kernels * ((sizes.channels + COLLECTED - 1) // COLLECTED)):
+        collect(np.int64(task), sizes, split, parts, grad_weight)
 
 
 @driver
