@@ -1,0 +1,1 @@
+"""What runs and networks have learnt, as arrays and as pictures."""

@@ -1,0 +1,76 @@
+"""Image classification as a task for the engine: batches of (images, targets) to losses and counts."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from timm.data import Mixup
+from torch import Tensor, nn
+
+from dkcls.data import Batch, Normalize
+
+
+class Classification:
+    """Cross entropy, top-1 and top-5.
+
+    Args:
+        mean, std: of the channels, for normalisation on the device.
+        mixup, cutmix: alphas of timm's Mixup, which takes its random numbers from numpy's global generator; 0 is off.
+    """
+
+    metric = "top1"
+    measures: tuple[str, ...] = ("images", "loss", "top1", "top5")
+    counts: tuple[str, ...] = measures
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        num_classes: int,
+        device: torch.device,
+        *,
+        label_smoothing: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        channels_last: bool = True,
+    ):
+        self.device, self.label_smoothing = device, label_smoothing
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.normalize = Normalize(mean, std).to(device)
+        self.mixup = None
+        if mixup or cutmix:
+            self.mixup = Mixup(mixup, cutmix, label_smoothing=label_smoothing, num_classes=num_classes)
+
+    def images(self, batch: Batch) -> Tensor:
+        """As the network takes them."""
+        return self.normalize(batch.images.to(self.device, non_blocking=True, memory_format=self.layout))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        images, targets = self.images(batch), batch.targets.to(self.device, non_blocking=True)
+        soft = targets
+        if self.mixup is not None:
+            images, soft = self.mixup(images, targets)
+        logits = model(images).float()
+        loss = F.cross_entropy(logits, soft, label_smoothing=0.0 if self.mixup else self.label_smoothing)
+        with torch.no_grad():
+            counts = torch.stack([loss.new_tensor(len(targets)), loss.detach() * len(targets), *_correct(logits, targets)])
+        return loss, counts
+
+    def measure(self, model: nn.Module, batch: Batch) -> Tensor:
+        targets = batch.targets.to(self.device, non_blocking=True)
+        logits = model(self.images(batch)).float()
+        loss = F.cross_entropy(logits.double(), targets, reduction="sum")
+        return torch.stack([loss.new_tensor(len(targets)), loss, *(count.double() for count in _correct(logits, targets))])
+
+    def summarize(self, names: tuple[str, ...], sums: list[float]) -> dict[str, float]:
+        """Shares of the images in percent, the mean loss, and the number of images."""
+        total = dict(zip(names, sums, strict=True))
+        images = max(total["images"], 1)
+        shares = {name: 100 * total[name] / images for name in ("top1", "top5")}
+        return {"loss": total["loss"] / images, **shares, "images": int(total["images"])}
+
+
+def _correct(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """How many targets are the class with the highest logit, and among the five highest."""
+    hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == targets[:, None]
+    return hits[:, :1].sum().to(logits.dtype), hits.sum().to(logits.dtype)

@@ -1,0 +1,239 @@
+"""What can be configured: one dataclass per group of configs/, registered as Hydra's schema by `register`.
+
+A misspelt key or a wrong type fails when the config is composed, a value out of range when it is turned into objects. Keys
+in `FREE` may change when a run goes on; all others make another run.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+FREE = frozenset(
+    {
+        "name", "out", "resume", "data.root", "data.workers", "data.prefetch", "data.download", "data.bad_limit",
+        "train.device", "train.dry_run", "train.timeout", "train.max_bad_steps", "train.on_save_error",
+        "train.checkpoint_every", "train.keep", "log.every", "log.tensorboard", "log.images",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class ModelConfig:
+    """A network by its name in timm. What is null is left to the network's own default."""
+
+    name: str = "mobilenetv2_nano"  # ours: resnet50_dw, mobilenetv2_dw, mobilenetv2_nano; or any of timm's
+    pretrained: str | None = None  # a checkpoint or .safetensors to start from; rigid weights fit DK networks too
+    spatial: str | None = None  # depthwise: rigid, static, global_dk, local_dk, dcn, dcn_local_dk, cond
+    pointwise: str | None = None  # 1x1: rigid, global_dk, cond
+    scope: int | None = None  # of the depthwise deformable kernels
+    pointwise_scope: int | None = None
+    experts: int | None = None  # of conditional convolutions
+    grid: Any = None  # where taps start: centered, spread, or the step between them
+    clip: str | None = None  # of kernel coordinates: hard, projected
+    scope_init: str | None = None  # rigid, independent
+    depthwise_gain: float | None = None  # scales the initial depthwise weights
+    drop_rate: float | None = None  # dropout before the classifier
+    drop_path_rate: float | None = None  # stochastic depth
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of timm.create_model
+
+    def arguments(self) -> dict[str, Any]:
+        """Of timm.create_model."""
+        named = {key: value for key, value in vars(self).items() if key not in ("name", "pretrained", "kwargs")}
+        return {key: value for key, value in named.items() if value is not None} | self.kwargs
+
+
+@dataclass
+class DataConfig:
+    """A data set and what is done to its images."""
+
+    name: str = "deformed_fashion"  # imagefolder, tar, deformed_fashion, synthetic, cifar10, cifar100, fashion_mnist
+    root: str | None = None  # the folder with train/ and val/; the embedded sets have none
+    image_size: int | None = None  # pixels; null: the set's own (ImageNet: 224)
+    crop_ratio: float = 0.875  # evaluation: the part of the shorter side that the centre crop keeps
+    scale: list[float] = field(default_factory=lambda: [0.08, 1.0])  # training: share of the area that a crop has
+    ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])  # training: aspect ratio of a crop
+    hflip: float = 0.5  # training: probability
+    color_jitter: float = 0.4  # training: brightness, contrast and saturation by up to this share
+    rand_augment: str | None = None  # timm's notation, such as rand-m9-mstd0.5
+    erase_prob: float = 0.0  # random erasing
+    mixup: float = 0.0  # alpha; 0: off
+    cutmix: float = 0.0  # alpha; 0: off
+    options: dict[str, Any] = field(default_factory=dict)  # of deformed_fashion (object_scale, ...) and synthetic (length, ...)
+    download: bool = False  # torchvision's sets
+    workers: int = 4  # processes per rank; 0: load in the training process
+    prefetch: int = 2  # batches ahead per worker
+    bad_limit: float = 0.001  # the run stops when more than this share of the files is bad
+
+    def __post_init__(self) -> None:
+        _check("data.workers", self.workers, self.workers >= 0, "at least 0")
+        _check("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "above 0 and at most 1")
+        for key, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
+            _check(f"data.{key}", alpha, alpha >= 0, "at least 0")
+        for key, pair in (("scale", self.scale), ("ratio", self.ratio)):
+            _check(f"data.{key}", pair, len(pair) == 2 and 0 < pair[0] <= pair[1], "two numbers, [low,high], above 0")
+
+    def dataset_arguments(self) -> dict[str, Any]:
+        """Of `create_dataset`, but for the split."""
+        names = ("name", "root", "image_size", "crop_ratio", "hflip", "color_jitter", "rand_augment", "erase_prob", "download")
+        pairs = {"scale": (self.scale[0], self.scale[1]), "ratio": (self.ratio[0], self.ratio[1])}
+        return {name: getattr(self, name) for name in names} | pairs | self.options
+
+
+@dataclass
+class OptimConfig:
+    """SGD with momentum. The learning rate is lr, or base_lr for every 256 images of the global batch."""
+
+    lr: float | None = None  # null: base_lr * train.batch_size / 256
+    base_lr: float = 0.1
+    generator_lr: float = 0.01  # multiplier of the learning rate of all offset generators (DK and DCN)
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 4e-5
+    decay_norm: bool = False  # weight decay on the scale and shift of normalisation layers as well
+    clip_grad: float | None = None  # largest norm of the gradient
+
+    def __post_init__(self) -> None:
+        for key in ("lr", "base_lr", "clip_grad"):
+            value = getattr(self, key)
+            _check(f"optim.{key}", value, value is None or value > 0, "above 0")
+        for key in ("generator_lr", "weight_decay"):
+            _check(f"optim.{key}", getattr(self, key), getattr(self, key) >= 0, "at least 0")
+        _check("optim.momentum", self.momentum, 0 <= self.momentum < 1, "from 0 to below 1")
+
+
+@dataclass
+class ScheduleConfig:
+    """Linear warm-up from zero, then a cosine to zero, per step."""
+
+    epochs: int = 90
+    warmup_epochs: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check("schedule.epochs", self.epochs, self.epochs >= 1, "at least 1")
+        _check("schedule.warmup_epochs", self.warmup_epochs, 0 <= self.warmup_epochs < self.epochs, "from 0 to below epochs")
+
+
+@dataclass
+class TrainConfig:
+    """How training runs."""
+
+    batch_size: int = 256  # over all ranks and accumulation steps
+    accumulation: int = 1  # steps of forward and backward per optimiser step
+    eval_batch_size: int | None = None  # per rank; null: as many images as a training step has on a rank
+    eval_every: int = 1  # epochs
+    label_smoothing: float = 0.0
+    ema_decay: float | None = None  # of an exponential moving average of the weights, such as 0.9999
+    precision: str = "fp32"  # fp32, bf16, fp16 (with loss scaling)
+    channels_last: bool = True
+    compile: bool = False  # torch.compile
+    sync_bn: bool = False  # batch statistics over all ranks; CUDA only
+    freeze_bn: bool = False  # batch norm in evaluation mode throughout
+    deterministic: bool = False  # only deterministic algorithms, on CUDA too; on the CPU runs repeat to the bit anyway
+    device: str = "auto"  # auto, cpu, cuda
+    checkpoint_every: int = 0  # steps between checkpoints, besides those at the end of every epoch; 0: none
+    keep: int = 2  # how many of the newest checkpoints are kept, besides the best
+    max_bad_steps: int = 20  # steps in a row that may be skipped for a loss or gradient that is not finite
+    on_save_error: str = "stop"  # when a checkpoint cannot be written, a full disk: stop, continue
+    timeout: float = 600.0  # seconds that a rank waits for the others
+    dry_run: bool = False  # build everything, run one step, say what the whole run would take, stop
+
+    def __post_init__(self) -> None:
+        for key in ("batch_size", "accumulation", "eval_every", "keep"):
+            _check(f"train.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
+        _check("train.precision", self.precision, self.precision in ("fp32", "bf16", "fp16"), "fp32, bf16 or fp16")
+        _check("train.device", self.device, self.device in ("auto", "cpu", "cuda"), "auto, cpu or cuda")
+        _check("train.on_save_error", self.on_save_error, self.on_save_error in ("stop", "continue"), "stop or continue")
+        _check("train.label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 1, "from 0 to below 1")
+        _check("train.ema_decay", self.ema_decay, self.ema_decay is None or 0 < self.ema_decay < 1, "between 0 and 1")
+        _check("train.timeout", self.timeout, self.timeout > 0, "above 0")
+
+
+@dataclass
+class LogConfig:
+    """What is written while a run goes on, besides the results of evaluations."""
+
+    every: int = 50  # steps between lines of metrics
+    tensorboard: bool = True
+    images: int = 32  # training images shown in TensorBoard, once; 0: none
+
+    def __post_init__(self) -> None:
+        _check("log.every", self.every, self.every >= 1, "at least 1")
+
+
+@dataclass
+class Config:
+    """A run. Its directory is out/name, and the same command goes on with it."""
+
+    name: str | None = None  # null: the experiment's, with what else was given on the command line
+    out: str = "runs"
+    seed: int = 0
+    resume: str = "auto"  # auto: go on with what out/name holds; never: stop if it holds anything
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        _check("resume", self.resume, self.resume in ("auto", "never"), "auto or never")
+        _check("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2147483647")
+        if self.name is not None:
+            _check("name", self.name, bool(self.name) and not set(self.name) & set("=/\\ "), "without '=', '/', '\\' or spaces")
+
+    @property
+    def learning_rate(self) -> float:
+        return self.optim.lr if self.optim.lr is not None else self.optim.base_lr * self.train.batch_size / 256
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def register() -> None:
+    """Tells Hydra of the schema: `- schema` in a defaults list."""
+    ConfigStore.instance().store(name="schema", node=Config)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """Typed objects, with ranges checked. ValueError says which key is wrong."""
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
+    return config
+
+
+def valid_keys() -> list[str]:
+    return [key for key, _ in flat(Config().to_dict())]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value), dictionaries of free content as one value."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key not in ("kwargs", "options"):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """'key: old -> new' for what makes two configs two runs."""
+    before, after = dict(flat(old)), dict(flat(new))
+    keys = [key for key in after if key not in FREE and before.get(key) != after[key]]
+    return [f"{key}: {before.get(key)} -> {after[key]}" for key in keys]
+
+
+def run_name(experiment: str, overrides: Iterable[str]) -> str:
+    """The experiment, and those overrides that make it another run: quickstart-model.scope-5."""
+    parts = [experiment]
+    for override in sorted(overrides):
+        key, _, value = override.lstrip("+~").partition("=")
+        if key not in FREE and key != "experiment" and not key.startswith("hydra"):
+            parts.append(f"{key}-{''.join(c if c.isalnum() or c in '._' else '_' for c in value)}")
+    return "-".join(parts)
+
+
+def _check(key: str, value: Any, good: bool, expected: str) -> None:
+    if not good:
+        raise ValueError(f"{key} must be {expected}, got {value!r}")

@@ -1,0 +1,1 @@
+"""Training and evaluation: built objects in, checkpoints and figures out."""

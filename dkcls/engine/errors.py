@@ -1,0 +1,11 @@
+"""What ends a run early, and the exit code that tells a script why."""
+
+INTERRUPTED = 75  # EX_TEMPFAIL: asked to stop; the same command goes on
+
+
+class UserError(Exception):
+    """What the person who started the run can put right: shown as one sentence, without a stack trace."""
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop, and everything is saved."""

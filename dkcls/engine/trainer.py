@@ -1,0 +1,303 @@
+"""The training loop: batches in, steps, evaluations, checkpoints. It is handed built objects and a task.
+
+Everything random in a step is a function of (seed, step, rank), and everything counted is in the checkpoint: a run that was
+killed and started again ends with the same bits.
+"""
+
+import errno
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from dkcls.config import Config
+from dkcls.data import Loader
+from dkcls.engine.checkpoint import Checkpoints
+from dkcls.engine.distributed import World
+from dkcls.engine.errors import Interrupted, UserError
+from dkcls.engine.evaluate import Task, autocast, evaluate
+from dkcls.engine.log import Log, peak_memory
+from dkcls.engine.run_directory import RunDirectory
+from dkcls.engine.signals import StopRequest
+from dkcls.layers import record_offsets
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Owns the state of a run. `fit` runs it to its end, from wherever `load_state` left it.
+
+    Args:
+        model: the network itself; `wrapped` is what is called in training: compiled, distributed, or the same.
+        facts: what a checkpoint says of the run besides its state: config, classes, normalisation.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        task: Task,
+        model: nn.Module,
+        wrapped: nn.Module,
+        optimizer: Optimizer,
+        schedule: Scheduler,
+        train_loader: Loader,
+        val_loader: Loader,
+        facts: dict[str, Any],
+    ):
+        self.config, self.world, self.task, self.model, self.wrapped = config, world, task, model, wrapped
+        self.optimizer, self.schedule = optimizer, schedule
+        self.train_loader, self.val_loader, self.facts = train_loader, val_loader, facts
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "fp16")
+        self.ema = ModelEmaV3(model, config.train.ema_decay) if config.train.ema_decay else None
+        self.steps_per_epoch = train_loader.steps_per_epoch
+        self.total_steps = self.steps_per_epoch * config.schedule.epochs
+        self.step = self.bad_steps = self.skipped = 0
+        self.evaluation_due = False
+        self.best: dict[str, float] = {}
+        self.sums = torch.zeros(len(task.counts), dtype=torch.float64, device=world.device)  # since the last line of metrics
+        self.gradient_norm = torch.zeros((), device=world.device)
+        self.buffers = list(model.buffers())
+        self.buffers_before = [buffer.clone() for buffer in self.buffers]
+        self.waited, self.logged_at, self.logged_step = 0.0, time.perf_counter(), 0
+
+    @property
+    def epoch(self) -> int:
+        """The one that the next step belongs to."""
+        return self.step // self.steps_per_epoch
+
+    def fit(self, run: RunDirectory, log: Log | None, stop: StopRequest) -> dict[str, float]:
+        """Trains to the end. Returns the last evaluation's figures, and the best's as best_*."""
+        self.run, self.log, self.stop = run, log, stop
+        self.checkpoints = Checkpoints(run.path, self.config.train.keep)
+        self.result: dict[str, float] = {}
+        self.logged_at, self.logged_step = time.perf_counter(), self.step
+        if self.evaluation_due:
+            self._end_epoch()
+        while self.step < self.total_steps:
+            self._train_epoch()
+            self._end_epoch()
+        return self.result | {f"best_{name}": value for name, value in self.best.items()}
+
+    def _train_epoch(self) -> None:
+        self.train_loader.set_state(*divmod(self.step, self.steps_per_epoch))
+        self.set_train_mode()
+        batches = iter(self.train_loader)
+        for _ in range(self.step % self.steps_per_epoch, self.steps_per_epoch):
+            self.train_step(batches)
+            if self.log:
+                self.log.step()
+            if self.step % self.config.log.every == 0:
+                self._log_training()
+            if self.step % self.steps_per_epoch:
+                self._check_flags()
+                every = self.config.train.checkpoint_every
+                if every and self.step % every == 0:
+                    self._save()
+
+    def train_step(self, batches: Iterator[Any]) -> None:
+        """One optimiser step, from as many batches as it accumulates."""
+        self._seed()
+        self.schedule.step_update(self.step)
+        torch._foreach_copy_(self.buffers_before, self.buffers)
+        sums, accumulation = torch.zeros_like(self.sums), self.config.train.accumulation
+        for i in range(accumulation):
+            started = time.perf_counter()
+            batch = next(batches)
+            self.waited += time.perf_counter() - started
+            last = i + 1 == accumulation
+            wait = isinstance(self.wrapped, DistributedDataParallel) and not last
+            with self.wrapped.no_sync() if wait else nullcontext():  # type: ignore[operator]
+                with autocast(self.world.device, self.config.train.precision):
+                    loss, counts = self.task.loss(self.wrapped, batch)
+                self.scaler.scale(loss / accumulation).backward()
+            sums += counts
+        self._update(sums)
+        self.step += 1
+
+    def _update(self, sums: Tensor) -> None:
+        """Moves the weights if loss and gradient are finite on all ranks; else leaves everything as it was."""
+        self.scaler.unscale_(self.optimizer)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        limit = self.config.optim.clip_grad
+        self.gradient_norm = nn.utils.clip_grad_norm_(parameters, limit if limit else float("inf"))
+        good = bool(self.gradient_norm.isfinite() & sums.isfinite().all())
+        if self.world.any(not good)[0]:
+            self._skip()
+        else:
+            self.scaler.step(self.optimizer)
+            self.bad_steps = 0
+            self.sums += sums
+            if self.ema is not None:
+                self.ema.update(self.model, self.step)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _skip(self) -> None:
+        torch._foreach_copy_(self.buffers, self.buffers_before)
+        self.bad_steps += 1
+        self.skipped += 1
+        limit = self.config.train.max_bad_steps
+        logger.warning(
+            "step %d: loss or gradient is not finite, step skipped (%d in a row, %d allowed)", self.step, self.bad_steps, limit
+        )
+        if self.bad_steps > limit:
+            raise UserError(
+                f"loss or gradient was not finite in {self.bad_steps} steps in a row, up to step {self.step}; "
+                f"the last good checkpoint is {self._last_checkpoint()}"
+            )
+
+    def _last_checkpoint(self) -> str:
+        link = self.run.path / "last.pt"
+        return str(link.resolve()) if link.exists() else "none yet"
+
+    def _end_epoch(self) -> None:
+        """Between two checkpoints, so that a long evaluation costs nothing when the machine dies in it."""
+        self.evaluation_due = (self.epoch % self.config.train.eval_every == 0) or self.step == self.total_steps
+        if self.evaluation_due:
+            self._save(trained=True)
+        self._check_flags(saved=self.evaluation_due)
+        best = self._evaluate() if self.evaluation_due else False
+        self._save(best=best)
+        self._check_flags(saved=True)
+
+    def _evaluate(self) -> bool:
+        """Whether the result is the best so far."""
+        self.evaluation_due = False
+        model = self.ema.module if self.ema is not None else self.model
+        self.world.broadcast_(model.buffers())
+        self.val_loader.set_state(0, 0)
+        self.result = evaluate(self.task, model, self.val_loader, self.world, self.config.train.precision)
+        metric = self.task.metric
+        better = not self.best or self.result[metric] > self.best[metric]
+        if better:
+            self.best = {**self.result, "step": self.step, "epoch": self.epoch}
+        if self.log:
+            self.log.metrics("val", self.step, self.epoch, self.result)
+            self._log_offsets(model)
+        self.logged_at, self.logged_step, self.waited = time.perf_counter(), self.step, 0.0
+        return better
+
+    def _check_flags(self, saved: bool = False) -> None:
+        """What one rank knows and all must act on."""
+        stop, bad_files = self.world.any(bool(self.stop), self.train_loader.bad_files.exceeded)
+        if bad_files:
+            self._report_bad_files()
+        if stop:
+            if not saved:
+                self._save()
+            raise Interrupted(f"stopped by {self.stop.signal or 'a signal to another rank'} after step {self.step}")
+
+    def _report_bad_files(self) -> None:
+        bad = self.train_loader.bad_files
+        bad.write(self.run.path / f"bad_files_rank{self.world.rank}.txt")
+        names = f"{self.run.path}/bad_files_rank*.txt"
+        raise UserError(f"more than {bad.limit:.2%} of the training files are bad (data.bad_limit); their names are in {names}")
+
+    def _log_training(self) -> None:
+        sums = self.world.sum_(self.sums.clone()).tolist()
+        self.sums.zero_()
+        if self.log:
+            values = self.task.summarize(self.task.counts, sums)
+            now = time.perf_counter()
+            values.pop("images")
+            values |= {f"lr_{group['name']}": group["lr"] for group in self.optimizer.param_groups}
+            values |= {"gradient_norm": self.gradient_norm.item(), "skipped": self.skipped}
+            if self.scaler.is_enabled():
+                values["loss_scale"] = self.scaler.get_scale()
+            seconds = max(now - self.logged_at, 1e-9)
+            speed = self.config.train.batch_size * (self.step - self.logged_step) / seconds
+            values |= {"images_per_s": speed, "data_wait": self.waited / seconds, "memory_mib": peak_memory(self.world.device)}
+            self.log.metrics("train", self.step, (self.step - 1) // self.steps_per_epoch, values)
+        self.logged_at, self.logged_step, self.waited = time.perf_counter(), self.step, 0.0
+
+    def _log_offsets(self, model: nn.Module) -> None:
+        """Of the validation set's first images: how far the offsets reach, and how many leave their scope."""
+        batch = self.first_batch(self.val_loader)
+        if self.log is None or self.log.board is None or batch is None:
+            return
+        model.eval()
+        with record_offsets(model) as records, torch.inference_mode():
+            self.task.measure(model, batch)
+        values: dict[str, dict[str, float]] = {}
+        for layer, record in records.items():
+            quantities = {"kernel_offset": record.kernel_offset, "image_offset": record.image_offset}
+            values[layer] = {name: t.abs().mean().item() for name, t in quantities.items() if t is not None}
+            if record.clipped is not None:
+                values[layer]["clipped"] = record.clipped.item()
+        self.log.offsets(self.step, values)
+
+    @staticmethod
+    def first_batch(loader: Loader) -> Any:
+        """Without the loader's workers."""
+        requests = itertools.islice(iter(loader.sampler), 1)
+        return next((loader.dataset.load(request.indices, request.epoch).batch for request in requests), None)
+
+    def set_train_mode(self) -> None:
+        self.wrapped.train()
+        if self.config.train.freeze_bn:
+            for module in self.model.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+
+    def _seed(self) -> None:
+        """For what is random in a step: dropout, drop path, mixup."""
+        seed = np.random.SeedSequence([self.config.seed, self.step, self.world.rank]).generate_state(1)[0]
+        torch.manual_seed(int(seed))
+        np.random.seed(seed)
+
+    def state(self) -> dict[str, Any]:
+        """All that makes the rest of the run. The same on every rank but for `sums`, of which it has all."""
+        sums = self.sums.new_zeros(self.world.size, len(self.sums))
+        sums[self.world.rank] = self.sums
+        return {
+            **self.facts,
+            "step": self.step,
+            "evaluation_due": self.evaluation_due,
+            "bad_steps": self.bad_steps,
+            "skipped": self.skipped,
+            "best": self.best,
+            "sums": self.world.sum_(sums).tolist(),
+            "model": self.model.state_dict(),
+            "ema": self.ema.module.state_dict() if self.ema is not None else None,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.evaluation_due = state["step"], state["evaluation_due"]
+        self.bad_steps, self.skipped, self.best = state["bad_steps"], state["skipped"], state["best"]
+        sums = self.sums.new_tensor(state["sums"])
+        if len(sums) == self.world.size:
+            self.sums = sums[self.world.rank]
+        else:
+            self.sums = sums.sum(0) if self.world.is_main else torch.zeros_like(self.sums)
+
+    def _save(self, *, best: bool = False, trained: bool = False) -> None:
+        state, error = self.state(), ""
+        if self.world.is_main:
+            try:
+                self.checkpoints.save(state, best=best, trained=trained)
+            except OSError as failure:
+                reason = "the disk is full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else failure.strerror
+                error = f"the checkpoint of step {self.step} could not be written ({reason})"
+        if self.world.any(bool(error))[0]:
+            error = self.world.from_main(error)
+            if self.config.train.on_save_error == "stop":
+                raise UserError(f"{error}; the last good one is {self._last_checkpoint()}")
+            logger.warning("%s; training goes on", error)

@@ -1,0 +1,41 @@
+"""Trains a network: `python train.py`, `python train.py experiment=resnet50_dw_local4 data.root=/data/imagenet`.
+
+Overrides are Hydra's, `python train.py --help` lists them; `torchrun --nproc_per_node=8 train.py ...` runs on 8 GPUs.
+"""
+
+import sys
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from dkcls.analysis.curves import plot_curves
+from dkcls.config import register, run_name, to_config
+from dkcls.engine import cli
+from dkcls.engine.run import print_table, train
+
+register()
+
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="train")
+def main(composed: DictConfig) -> None:
+    config = to_config(composed)
+    chosen = HydraConfig.get()
+    if config.name is None:
+        config.name = run_name(chosen.runtime.choices["experiment"], chosen.overrides.task)
+    result = train(config)
+    if result is not None:
+        show(result, f"{config.out}/{config.name}")
+
+
+def show(result: dict[str, Any], run: str) -> None:
+    curves = plot_curves(f"{run}/metrics.jsonl", f"{run}/curves.png")
+    rows = [(name.replace("_", " "), f"{value:,.6g}") for name, value in result.items() if name != "name"]
+    rows += [("checkpoints", f"{run}/best.pt, {run}/last.pt"), ("curves", str(curves))]
+    rows += [("TensorBoard", f"tensorboard --logdir {run}"), ("evaluate", f"python eval.py checkpoint={run}/best.pt")]
+    print_table(result["name"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
