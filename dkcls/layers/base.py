@@ -89,14 +89,18 @@ class DynamicConv2d(nn.Module):
         kernel = draw_kernel(self.weight, self._kernel_shape)
         draw_bias_(self.bias, self._fan_in)
         self.load_kernel(kernel)
-        self._reset_generators()
+        self.reset_generators()
 
-    def _reset_generators(self) -> None:
+    def reset_generators(self) -> None:
+        """Zeros for what generates offsets or routing: the layer computes what `load_kernel` says."""
         for generator in self.children():
             generator.reset_parameters()  # type: ignore[operator]
 
-    def load_kernel(self, kernel: Tensor) -> None:
-        """Makes a fresh layer compute what a rigid one with the weight `kernel` does, [Cout, Cin/groups, Kh, Kw]."""
+    def load_kernel(self, kernel: Tensor, generator: torch.Generator | None = None) -> None:
+        """Makes a fresh layer compute what a rigid one with the weight `kernel` does, [Cout, Cin/groups, Kh, Kw].
+
+        Whatever else has to be drawn, so that what starts alike can grow apart, comes from `generator`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no one kernel to load")
 
     def _check_kernel(self, kernel: Tensor) -> None:

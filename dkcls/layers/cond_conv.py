@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dkcls.layers.base import DynamicConv2d
 from dkcls.layers.generators import Routing
-from dkcls.layers.init import draw_bias_, draw_kernel
+from dkcls.layers.init import draw_bias_, draw_kernel, draw_noise
 from dkcls.ops import cond_conv2d
 
 
@@ -50,7 +50,19 @@ class CondConv2d(DynamicConv2d):
         for expert in self.weight:
             expert.copy_(draw_kernel(self.weight, self._kernel_shape).flatten(1))
         draw_bias_(self.bias, self._fan_in)
-        self._reset_generators()
+        self.reset_generators()
+
+    @torch.no_grad()
+    def load_kernel(self, kernel: Tensor, generator: torch.Generator | None = None) -> None:
+        """Experts whose mix, one half of each, is `kernel`; otherwise they are as different as independent draws.
+
+        Equal experts would get equal gradients and stay equal. These are what E draws with 2/sqrt(E) of the kernel's
+        size are, given that their mix is the kernel: 2/E of it each, and noise that sums to zero over the experts.
+        """
+        self._check_kernel(kernel)
+        kernel = kernel.to(self.weight).flatten(1)
+        noise = draw_noise(self.weight, kernel, generator)
+        self.weight.copy_(2 / self.experts * kernel + 2 / self.experts**0.5 * (noise - noise.mean(0)))
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.unflatten(2, self._kernel_shape[1:])

@@ -67,9 +67,9 @@ class ScopeConv2d(DynamicConv2d):
             bound = self._fan_in**-0.5
             nn.init.uniform_(self.weight, -bound, bound)
 
-    def load_kernel(self, kernel: Tensor) -> None:
+    def load_kernel(self, kernel: Tensor, generator: torch.Generator | None = None) -> None:
         self._check_kernel(kernel)
-        fill_scope_(self.weight, kernel.to(self.weight), self.grid)
+        fill_scope_(self.weight, kernel.to(self.weight), self.grid, generator)
 
     @property
     def _sampling(self) -> dict:
@@ -163,7 +163,7 @@ class DeformConv2d(DynamicConv2d):
         self.reset_parameters()
 
     @torch.no_grad()
-    def load_kernel(self, kernel: Tensor) -> None:
+    def load_kernel(self, kernel: Tensor, generator: torch.Generator | None = None) -> None:
         self._check_kernel(kernel)
         self.weight.copy_(kernel)
 

@@ -40,8 +40,15 @@ def scope_from_kernel(kernel: Tensor, scope: int | Sequence[int], grid: Grid = "
     return _along_axes(inverses, kernel)
 
 
+def draw_noise(like: Tensor, kernel: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniform noise as large as `kernel` in the mean square, with the shape, dtype and device of `like`."""
+    device = like.device if generator is None else generator.device
+    noise = torch.empty(like.shape, dtype=like.dtype, device=device).uniform_(-1, 1, generator=generator)
+    return noise.to(like.device) * (3 * kernel.square().mean()).sqrt()
+
+
 @torch.no_grad()
-def fill_scope_(scope: Tensor, kernel: Tensor, grid: Grid = "centered") -> None:
+def fill_scope_(scope: Tensor, kernel: Tensor, grid: Grid = "centered", generator: torch.Generator | None = None) -> None:
     """Writes `scope_from_kernel` into a scope [..., Sh, Sw], and makes it one that can learn.
 
     Under one tap between two entries (1x1 with scope 2) the least-norm scope is flat: the offsets get no gradient, the
@@ -52,9 +59,13 @@ def fill_scope_(scope: Tensor, kernel: Tensor, grid: Grid = "centered") -> None:
     scope.copy_(scope_from_kernel(kernel, size, grid))
     if _is_flat(kernel.shape[-2:], size, grid):
         axes = _axes(kernel.shape[-2:], size, grid)
-        amplitude = (3 * kernel.square().mean()).sqrt()  # of the uniform distribution with the kernel's variance
-        noise = torch.empty(scope.shape, dtype=scope.dtype, device=scope.device).uniform_(-1, 1) * amplitude
+        noise = draw_noise(scope, kernel, generator)
         scope.add_(noise - scope_from_kernel(_along_axes(axes, noise), size, grid))
+
+
+def reads_every_kernel(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> bool:
+    """Whether any kernel can be read exactly from some scope, so that `scope_from_kernel` loses nothing."""
+    return all(torch.linalg.matrix_rank(a) == k for a, k in zip(_axes(kernel_size, scope, grid), kernel_size, strict=True))
 
 
 def _is_flat(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> bool:
@@ -78,5 +89,7 @@ def _axes(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> list[
 
 
 def _along_axes(matrices: Sequence[Tensor], values: Tensor) -> Tensor:
+    """y @ values @ x^T, as one product for all kernels: one each is slow where there are millions of them."""
     y, x = (m.to(values.device) for m in matrices)
-    return (y @ values.double() @ x.t()).to(values.dtype)
+    flat = values.double().flatten(-2) @ torch.kron(y, x).t()
+    return flat.to(values.dtype).unflatten(-1, (y.shape[0], x.shape[0]))

@@ -1,7 +1,5 @@
 """The one place that maps a name to a layer."""
 
-from collections.abc import Callable
-
 from torch import nn
 
 from dkcls.layers.cond_conv import CondConv2d
@@ -13,7 +11,7 @@ from dkcls.layers.deform_kernel import (
     StaticScope2d,
 )
 
-LAYERS: dict[str, Callable[..., nn.Module]] = {
+LAYERS: dict[str, type[nn.Module]] = {
     "rigid": nn.Conv2d,
     "static": StaticScope2d,
     "global_dk": GlobalDeformKernel2d,
@@ -24,7 +22,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def layer_class(name: str) -> Callable[..., nn.Module]:
+def layer_class(name: str) -> type[nn.Module]:
     """The layer of that name; all take nn.Conv2d's arguments, and keywords of their own."""
     if name not in LAYERS:
         raise ValueError(f"layer must be one of {', '.join(LAYERS)}, got {name!r}")

@@ -1,0 +1,89 @@
+"""Rigid weights into any variant: the outputs agree before any training."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dkcls.layers import DynamicConv2d, load_rigid_conv_
+from dkcls.models.mobilenet_v2 import MOBILENET_V2
+
+_PREFIX = re.compile(r"^(module\.|_orig_mod\.)+")  # of DistributedDataParallel and torch.compile
+_TORCHVISION_BLOCK = re.compile(r"features\.(\d+)\.conv\.([\d.]+)\.(\w+)")
+_TORCHVISION_BLOCKS = ["", *(f"{stage}.{i}" for stage, s in enumerate(MOBILENET_V2.stages) for i in range(s.blocks))]
+_TORCHVISION_FIRST = {"0.0": "conv_dw", "0.1": "bn1", "1": "conv_pw", "2": "bn2"}
+_TORCHVISION_OTHERS = {"0.0": "conv_pw", "0.1": "bn1", "1.0": "conv_dw", "1.1": "bn2", "2": "conv_pwl", "3": "bn3"}
+_TORCHVISION_ENDS = {
+    "features.0.0": "conv_stem",
+    "features.0.1": "bn1",
+    "features.18.0": "conv_head",
+    "features.18.1": "bn2",
+    "classifier.1": "classifier",
+}
+
+
+def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
+    """Loads the weights of a rigid network so that `model`, of whatever operators, computes what that network does.
+
+    Scopes become those of least norm that read as the rigid kernels; experts become different kernels that mix to the rigid one
+    (`CondConv2d.load_kernel` says how); all generators and routing become zero.
+
+    Args:
+        model: a network of this package, of the same shape.
+        state_dict: of `resnet50_dw` or `mobilenetv2_dw`, of timm's or torchvision's MobileNet-V2; it may come from a
+            DistributedDataParallel or a compiled model.
+
+    Returns:
+        The names that are left as they are: those of a classifier of another size.
+    """
+    state = {_PREFIX.sub("", name): value for name, value in state_dict.items()}
+    if "features.0.0.weight" in state:
+        state = {_from_torchvision(name): value for name, value in state.items()}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, DynamicConv2d)}
+    shapes = _rigid_shapes(model, layers)
+    classifier = f"{next(name for name, module in model.named_modules() if module is model.get_classifier())}."  # type: ignore[operator]
+    left = [n for n in shapes if n.startswith(classifier) and (n not in state or state[n].shape != shapes[n])]
+    for name in [n for n in state if n.startswith(classifier) and (n in left or n not in shapes)]:
+        del state[name]
+    _check({name: value.shape for name, value in state.items()}, {n: s for n, s in shapes.items() if n not in left})
+    for name, layer in layers.items():
+        load_rigid_conv_(layer, state.pop(f"{name}.weight"))
+    model.load_state_dict(state, strict=False)
+    return left
+
+
+def _rigid_shapes(model: nn.Module, layers: Mapping[str, DynamicConv2d]) -> dict[str, torch.Size]:
+    """The shapes of the state dict that the model would have if it were rigid."""
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    for name, layer in layers.items():
+        shapes = {n: shape for n, shape in shapes.items() if not n.startswith(f"{name}.")}
+        shapes[f"{name}.weight"] = torch.Size((layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size))
+    return shapes
+
+
+def _check(got: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
+    missing, unknown = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
+    if missing or unknown:
+        raise ValueError(
+            f"the state dict is not that of this network's rigid form: {len(missing)} names are missing ({_some(missing)}), "
+            f"{len(unknown)} are unknown ({_some(unknown)})"
+        )
+    for name, shape in expected.items():
+        if got[name] != shape:
+            raise ValueError(f"{name} must be {list(shape)}, got {list(got[name])}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "none"
+
+
+def _from_torchvision(name: str) -> str:
+    """torchvision's name of a tensor of MobileNet-V2 as timm's; other names stay."""
+    block = _TORCHVISION_BLOCK.fullmatch(name)
+    if block and int(block[1]) < len(_TORCHVISION_BLOCKS):
+        number, part, rest = int(block[1]), block[2], block[3]
+        parts = _TORCHVISION_FIRST if number == 1 else _TORCHVISION_OTHERS
+        return f"blocks.{_TORCHVISION_BLOCKS[number]}.{parts.get(part, part)}.{rest}"
+    module, _, rest = name.rpartition(".")
+    return f"{_TORCHVISION_ENDS.get(module, module)}.{rest}"

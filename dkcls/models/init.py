@@ -1,0 +1,67 @@
+"""Initial weights: by timm's rules, and the same for every variant of a network that starts from the same seed."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dkcls.layers import DynamicConv2d
+from dkcls.layers.deform_kernel import ScopeConv2d
+from dkcls.models.variants import Variant
+
+
+@torch.no_grad()
+def init_weights_(model: nn.Module, variant: Variant, *, per_group: bool) -> None:
+    """Draws every kernel anew, in network order; generators become zero, normalisation as it is when built.
+
+    A layer with a scope or experts loads the kernel that the rigid layer in its place would have, so that variants with one
+    seed start from one function. What only they need is drawn from a second stream, and what was drawn before, as modules
+    were built, does not matter: all that is taken from PyTorch's own stream is two seeds.
+
+    Args:
+        model: nothing happens to it while its parameters are on the meta device.
+        per_group: what a kernel's fan-out is, by which its variance is 2 / fan-out: Cout/groups * K * K as timm's EfficientNet
+            has it, or Cout * K * K as its ResNet has it.
+    """
+    if any(p.is_meta for p in model.parameters()):
+        return
+    kernels, others = (torch.Generator("cpu").manual_seed(int(s)) for s in torch.randint(2**62, (2,), device="cpu"))
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, DynamicConv2d)):
+            _init_conv(module, variant, per_group, kernels, others)
+        elif isinstance(module, nn.Linear):
+            _init_linear(module, per_group, kernels)
+        elif isinstance(module, (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)):
+            module.reset_parameters()
+
+
+def _init_conv(
+    conv: nn.Conv2d | DynamicConv2d, variant: Variant, per_group: bool, kernels: torch.Generator, others: torch.Generator
+) -> None:
+    depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
+    fan_out = conv.out_channels * math.prod(conv.kernel_size) // (conv.groups if per_group else 1)
+    std = math.sqrt(2 / fan_out) * (variant.depthwise_gain if depthwise else 1)
+    shape = conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size
+    kernel = torch.empty(shape, dtype=conv.weight.dtype, device="cpu").normal_(0, std, generator=kernels)
+    if isinstance(conv, nn.Conv2d):
+        conv.weight.copy_(kernel)
+        return
+    if isinstance(conv, ScopeConv2d) and conv.scope_init == "independent":
+        conv.weight.copy_(_like(conv.weight).normal_(0, std, generator=others))
+    else:
+        conv.load_kernel(kernel.to(conv.weight.device), others)
+    conv.reset_generators()
+
+
+def _init_linear(linear: nn.Linear, per_group: bool, kernels: torch.Generator) -> None:
+    """The classifier: EfficientNet's rule, or that of nn.Linear, with which timm's ResNet is content."""
+    bound = (linear.out_features if per_group else linear.in_features) ** -0.5
+    linear.weight.copy_(_like(linear.weight).uniform_(-bound, bound, generator=kernels))
+    if per_group:
+        linear.bias.zero_()
+    else:
+        linear.bias.copy_(_like(linear.bias).uniform_(-bound, bound, generator=kernels))
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

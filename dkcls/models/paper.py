@@ -1,0 +1,60 @@
+"""The paper's 22 networks: what it says of them, what they count exactly, and how they are built."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+COND2 = {"spatial": "cond", "pointwise": "cond", "experts": 2}
+COND8 = {"spatial": "cond", "pointwise": "cond", "experts": 8}
+DCN = {"spatial": "dcn"}
+DCN_LOCAL4 = {"spatial": "dcn_local_dk", "scope": 4}
+GLOBAL4 = {"spatial": "global_dk", "scope": 4}
+LOCAL3 = {"spatial": "local_dk", "scope": 3}
+LOCAL4 = {"spatial": "local_dk", "scope": 4}
+LOCAL5 = {"spatial": "local_dk", "scope": 5}
+LOCAL9 = {"spatial": "local_dk", "scope": 9}
+POINT2 = {"pointwise": "global_dk", "pointwise_scope": 2}
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of the paper's tables."""
+
+    name: str  # in timm
+    top1: float  # percent on ImageNet, as printed
+    parameters_printed: float  # millions
+    gflops_printed: float  # multiply-adds, / 1e9
+    parameters: int  # exactly
+    macs: float  # multiply-adds of convolutions and linear layers at 224 x 224, five digits of them
+    base: str  # timm.create_model(base, **arguments) is the network, too
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def generator_lr_multiplier(self) -> float:
+        """Of the learning rate of all offset generators."""
+        return 0.01 if self.name.startswith("resnet") else 0.1
+
+
+PAPER = (
+    PaperRow("resnet50", 76.7, 25.6, 3.86, 25_557_032, 4.0892e9, "resnet50"),
+    PaperRow("resnet50_dw", 76.3, 23.7, 3.82, 23_682_216, 4.0241e9, "resnet50_dw"),
+    PaperRow("resnet50_dw_local3", 77.4, 24.9, 4.32, 24_905_928, 4.4712e9, "resnet50_dw", LOCAL3),
+    PaperRow("resnet50_dw_local4", 78.1, 25.0, 4.32, 24_958_792, 4.4712e9, "resnet50_dw", LOCAL4),
+    PaperRow("resnet50_dw_local5", 77.8, 25.0, 4.32, 25_026_760, 4.4712e9, "resnet50_dw", LOCAL5),
+    PaperRow("resnet50_dw_local9", 77.4, 25.4, 4.32, 25_449_672, 4.4712e9, "resnet50_dw", LOCAL9),
+    PaperRow("resnet50_dw_global4", 77.6, 23.9, 3.82, 23_871_304, 4.0242e9, "resnet50_dw", GLOBAL4),
+    PaperRow("resnet50_dw_point2_global4", 77.9, 80.1, 4.09, 80_068_872, 4.0243e9, "resnet50_dw", POINT2 | GLOBAL4),
+    PaperRow("resnet50_dw_point2_local4", 78.5, 81.2, 4.60, 81_156_360, 4.4712e9, "resnet50_dw", POINT2 | LOCAL4),
+    PaperRow("resnet50_dw_cond", 77.6, 42.5, 7.13, 42_525_448, 7.5685e9, "resnet50_dw", COND2),
+    PaperRow("resnet50_dw_cond_local4", 78.9, 43.7, 7.61, 43_718_920, 7.9908e9, "resnet50_dw", COND2 | LOCAL4),
+    PaperRow("resnet50_dw_dcn", 78.0, 24.8, 4.10, 24_843_666, 4.2761e9, "resnet50_dw", DCN),
+    PaperRow("resnet50_dw_dcn_local4", 79.0, 26.1, 4.60, 26_120_242, 4.7232e9, "resnet50_dw", DCN_LOCAL4),
+    PaperRow("mobilenetv2_100", 71.9, 3.5, 0.31, 3_504_872, 0.3008e9, "mobilenetv2_100"),
+    PaperRow("mobilenetv2_100_global4", 73.6, 3.7, 0.31, 3_683_578, 0.3009e9, "mobilenetv2_dw", GLOBAL4),
+    PaperRow("mobilenetv2_100_point2_global4", 74.5, 10.1, 0.34, 10_074_942, 0.3009e9, "mobilenetv2_dw", POINT2 | GLOBAL4),
+    PaperRow("mobilenetv2_100_local4", 74.1, 4.7, 0.73, 4_711_162, 0.6737e9, "mobilenetv2_dw", LOCAL4),
+    PaperRow("mobilenetv2_100_point2_local4", 74.8, 11.1, 0.76, 11_102_526, 0.6737e9, "mobilenetv2_dw", POINT2 | LOCAL4),
+    PaperRow("mobilenetv2_100_cond", 74.3, 19.0, 2.19, 18_953_760, 2.3215e9, "mobilenetv2_dw", COND8),
+    PaperRow("mobilenetv2_100_cond_local4", 75.5, 19.7, 2.48, 19_653_258, 2.5493e9, "mobilenetv2_dw", COND8 | LOCAL4),
+    PaperRow("mobilenetv2_100_dcn", 73.2, 4.6, 0.52, 4_617_092, 0.4867e9, "mobilenetv2_dw", DCN),
+    PaperRow("mobilenetv2_100_dcn_local4", 74.4, 5.8, 0.93, 5_823_382, 0.8596e9, "mobilenetv2_dw", DCN_LOCAL4),
+)

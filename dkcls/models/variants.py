@@ -1,0 +1,130 @@
+"""What a network is built of: which operator its depthwise and 1x1 convolutions are, and the operators' options.
+
+One object for all families. Blocks ask it for their convolutions when they are built; nothing is swapped afterwards.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from difflib import SequenceMatcher
+from functools import partial
+from typing import Any
+
+import torch
+from timm.models import build_model_with_cfg
+from torch import nn
+
+from dkcls.layers import LAYERS, CondConv2d, layer_class
+from dkcls.layers.deform_kernel import ScopeConv2d
+from dkcls.ops.geometry import Grid
+
+SPATIAL = tuple(LAYERS)
+POINTWISE = ("rigid", "global_dk", "cond")
+NOT_DEFORMABLE = {"dcn": "rigid", "dcn_local_dk": "local_dk"}  # what is left of an operator without image offsets
+TIMM_ARGUMENTS = (
+    "features_only",
+    "out_indices",
+    "feature_cls",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "pretrained_model_args",
+    "cache_dir",
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The arguments that all families take.
+
+    Args:
+        spatial: the depthwise convolutions: a name of `dkcls.layers.LAYERS`. Where a network is too shallow for image offsets,
+            "dcn" is "rigid" and "dcn_local_dk" is "local_dk".
+        pointwise: the 1x1 convolutions in the blocks, and MobileNet-V2's last: "rigid", "global_dk" or "cond".
+        scope, pointwise_scope: of the deformable kernels of either.
+        experts: of conditional convolutions.
+        grid, clip, scope_init: as the layers take them.
+        depthwise_gain: scales the initial depthwise weights.
+    """
+
+    spatial: str = "rigid"
+    pointwise: str = "rigid"
+    scope: int = 4
+    pointwise_scope: int = 2
+    experts: int = 2
+    grid: Grid = "centered"
+    clip: str = "hard"
+    scope_init: str = "rigid"
+    depthwise_gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_choice("spatial", self.spatial, SPATIAL)
+        _check_choice("pointwise", self.pointwise, POINTWISE)
+        if not self.depthwise_gain > 0:
+            raise ValueError(f"depthwise_gain must be above 0, got {self.depthwise_gain!r}")
+
+    def spatial_conv(
+        self,
+        channels: int,
+        stride: int,
+        dilation: int,
+        *,
+        deformable: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> nn.Module:
+        """A depthwise 3x3 convolution; `deformable` where the network has image offsets, if it has any."""
+        name = self.spatial if deformable else NOT_DEFORMABLE.get(self.spatial, self.spatial)
+        options = {"bias": False, "device": device, "dtype": dtype, **self._options(name, self.scope)}
+        return layer_class(name)(channels, channels, 3, stride, dilation, dilation, channels, **options)
+
+    def pointwise_conv(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> nn.Module:
+        """A 1x1 convolution."""
+        options = {"bias": False, "device": device, "dtype": dtype, **self._options(self.pointwise, self.pointwise_scope)}
+        return layer_class(self.pointwise)(in_channels, out_channels, 1, **options)
+
+    def _options(self, name: str, scope: int) -> dict[str, Any]:
+        if issubclass(layer_class(name), ScopeConv2d):
+            return {"scope": scope, "grid": self.grid, "clip": self.clip, "scope_init": self.scope_init}
+        return {"experts": self.experts} if issubclass(layer_class(name), CondConv2d) else {}
+
+
+def build_network(
+    network: Callable[..., nn.Module], name: str, pretrained: bool, feature_levels: int, arguments: Mapping[str, Any]
+) -> nn.Module:
+    """What an entry point returns: `network(variant, **arguments)`, and what timm makes of it.
+
+    The arguments are the fields of `Variant`, the keyword-only ones of `network`, and timm's own; any other is refused.
+    """
+    own = [field.name for field in fields(Variant)]
+    keywords = [p.name for p in inspect.signature(network).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    _check_arguments(name, arguments, [*own, *keywords, *TIMM_ARGUMENTS])
+    variant = Variant(**{key: value for key, value in arguments.items() if key in own})
+    return build_model_with_cfg(
+        partial(network, variant),
+        name,
+        pretrained,
+        feature_cfg={"feature_cls": "getter", "out_indices": tuple(range(feature_levels))},
+        **{key: value for key, value in arguments.items() if key not in own},
+    )
+
+
+def _check_arguments(name: str, arguments: Iterable[str], valid: list[str]) -> None:
+    for argument in arguments:
+        if argument not in valid:
+            raise ValueError(f"{name} has no argument {argument!r}; it has {', '.join(_nearest_first(argument, valid))}")
+
+
+def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{argument} must be one of {', '.join(_nearest_first(str(value), choices))}, got {value!r}")
+
+
+def _nearest_first(word: str, choices: Iterable[str]) -> list[str]:
+    return sorted(choices, key=lambda choice: -SequenceMatcher(None, word, choice).ratio())

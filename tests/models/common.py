@@ -1,0 +1,64 @@
+"""The networks under test: all names, the small network's variants, and what makes a fresh network tell something."""
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from dkcls.models import PAPER
+
+PAPER_NAMES = [row.name for row in PAPER]
+OWN_NAMES = [row.name for row in PAPER if row.base != row.name] + ["resnet50_dw", "mobilenetv2_dw", "mobilenetv2_nano"]
+VARIANTS = {
+    "rigid": {},
+    "static": {"spatial": "static"},
+    "global": {"spatial": "global_dk", "pointwise": "global_dk"},
+    "local": {"spatial": "local_dk", "scope": 5},
+    "dcn": {"spatial": "dcn"},
+    "dcn_local": {"spatial": "dcn_local_dk", "grid": "spread"},
+    "cond": {"spatial": "cond", "pointwise": "cond", "experts": 3},
+    "cond_local": {"spatial": "local_dk", "pointwise": "cond", "clip": "projected"},
+}
+
+
+def create(name: str = "mobilenetv2_nano", seed: int = 0, **arguments) -> nn.Module:
+    torch.manual_seed(seed)
+    return timm.create_model(name, **arguments)
+
+
+def images(channels: int = 1, size: tuple[int, int] = (32, 32), n: int = 2) -> Tensor:
+    return torch.randn(n, channels, *size, generator=torch.Generator().manual_seed(1))
+
+
+def awake(model: nn.Module) -> nn.Module:
+    """In eval mode, with normalisation that hides nothing: timm's last ones in a block start at zero."""
+    generator = torch.Generator().manual_seed(2)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor, low, high in (
+                (module.weight, 0.8, 1.2),
+                (module.bias, -0.2, 0.2),
+                (module.running_mean, -0.2, 0.2),
+                (module.running_var, 0.5, 1.5),
+            ):
+                tensor.data.uniform_(low, high, generator=generator)
+    return model.eval()
+
+
+def stir(model: nn.Module, scale: float = 0.05) -> nn.Module:
+    """Generators away from zero, so that something moves."""
+    generator = torch.Generator().manual_seed(3)
+    for name, p in model.named_parameters():
+        if "generator" in name or "routing" in name:
+            p.data.copy_(torch.randn(p.shape, generator=generator) * scale)
+    return model
+
+
+def shapes_of(model: nn.Module, channels: int, size: tuple[int, int]) -> list[tuple[int, ...]]:
+    """The shapes of the outputs, without computing them."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    with FakeTensorMode(), torch.no_grad():
+        fakes = {name: torch.empty(t.shape, dtype=t.dtype, device="cpu") for name, t in tensors}
+        out = functional_call(model, fakes, (torch.empty(2, channels, *size, device="cpu"),))
+    return [tuple(o.shape[1:]) for o in (out if isinstance(out, list) else [out])]
