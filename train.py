@@ -20,13 +20,14 @@ register()
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(composed: DictConfig) -> None:
-    config = to_config(composed)
-    chosen = HydraConfig.get()
-    if config.name is None:
-        config.name = run_name(chosen.runtime.choices["experiment"], chosen.overrides.task)
-    result = train(config)
-    if result is not None:
-        show(result, f"{config.out}/{config.name}")
+    with cli.errors():
+        config = to_config(composed)
+        if config.name is None:
+            chosen = HydraConfig.get()
+            config.name = run_name(chosen.runtime.choices["experiment"], chosen.overrides.task)
+        result = train(config)
+        if result is not None:
+            show(result, f"{config.out}/{config.name}")
 
 
 def show(result: dict[str, Any], run: str) -> None:

@@ -6,6 +6,7 @@ in `FREE` may change when a run goes on; all others make another run.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -37,7 +38,7 @@ class ModelConfig:
     depthwise_gain: float | None = None  # scales the initial depthwise weights
     drop_rate: float | None = None  # dropout before the classifier
     drop_path_rate: float | None = None  # stochastic depth
-    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of timm.create_model
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of timm.create_model, as +model.kwargs.NAME=VALUE
 
     def arguments(self) -> dict[str, Any]:
         """Of timm.create_model."""
@@ -61,7 +62,12 @@ class DataConfig:
     erase_prob: float = 0.0  # random erasing
     mixup: float = 0.0  # alpha; 0: off
     cutmix: float = 0.0  # alpha; 0: off
-    options: dict[str, Any] = field(default_factory=dict)  # of deformed_fashion (object_scale, ...) and synthetic (length, ...)
+    object_scale: list[float] | None = None  # deformed_fashion: sizes of the object, [0.4,1.1] of its own
+    object_rotation: list[float] | None = None  # deformed_fashion: degrees, [-60,60]
+    noise: float | None = None  # deformed_fashion: standard deviation, 0.1
+    clutter: int | None = None  # deformed_fashion: patches of other objects, 0
+    length: int | None = None  # synthetic: how many images, 1281167
+    num_classes: int | None = None  # synthetic: 1000
     download: bool = False  # torchvision's sets
     workers: int = 4  # processes per rank; 0: load in the training process
     prefetch: int = 2  # batches ahead per worker
@@ -78,8 +84,10 @@ class DataConfig:
     def dataset_arguments(self) -> dict[str, Any]:
         """Of `create_dataset`, but for the split."""
         names = ("name", "root", "image_size", "crop_ratio", "hflip", "color_jitter", "rand_augment", "erase_prob", "download")
+        of_one_set = ("object_scale", "object_rotation", "noise", "clutter", "length", "num_classes")
+        given = {name: getattr(self, name) for name in of_one_set if getattr(self, name) is not None}
         pairs = {"scale": (self.scale[0], self.scale[1]), "ratio": (self.ratio[0], self.ratio[1])}
-        return {name: getattr(self, name) for name in names} | pairs | self.options
+        return {name: getattr(self, name) for name in names} | pairs | given
 
 
 @dataclass
@@ -199,6 +207,10 @@ def register() -> None:
 
 def to_config(composed: DictConfig) -> Config:
     """Typed objects, with ranges checked. ValueError says which key is wrong."""
+    valid = set(valid_keys())
+    for key, _ in flat(OmegaConf.to_container(composed)):  # type: ignore[arg-type]
+        if key not in valid:
+            raise ValueError(unknown_key(key))
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
     return config
@@ -208,10 +220,16 @@ def valid_keys() -> list[str]:
     return [key for key, _ in flat(Config().to_dict())]
 
 
+def unknown_key(key: str) -> str:
+    """A sentence for a key that there is not."""
+    near = get_close_matches(key, valid_keys(), 1, 0.5) or get_close_matches(key.split(".")[-1], valid_keys(), 1, 0.3)
+    return f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value), dictionaries of free content as one value."""
     for key, value in config.items():
-        if isinstance(value, Mapping) and key not in ("kwargs", "options"):
+        if isinstance(value, Mapping) and key != "kwargs":
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -4,13 +4,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from dkcls.config import valid_keys
+from dkcls.config import unknown_key
 from dkcls.engine.distributed import launched_by_torchrun
 from dkcls.engine.errors import INTERRUPTED, Interrupted, UserError
 
@@ -19,23 +20,30 @@ def run(main: Callable[[], object]) -> int:
     """Runs a Hydra main. Returns 0; 1 for an error; 75 if asked to stop, so that it can go on; 130 for a second Ctrl-C."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints and exits itself
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    try:
+    with errors():
         if launched_by_torchrun() and {"-m", "--multirun"} & set(sys.argv[1:]):
             raise UserError(
                 "a sweep (-m) does not run under torchrun; start torchrun once for each value: "
                 "for s in 3 4 5 9; do torchrun ... train.py model.scope=$s; done"
             )
         main()
+    return 0
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Says what went wrong, and exits. Inside a Hydra job too: Hydra would add to what it sees."""
+    try:
+        yield
     except (UserError, ValueError) as error:
-        return _fail(str(error))
+        sys.exit(_fail(str(error)))
     except (HydraException, OmegaConfBaseException) as error:
-        return _fail(explain(str(error)))
+        sys.exit(_fail(explain(error)))
     except Interrupted as stop:
         print(f"{stop}; the same command goes on from there", file=sys.stderr)
-        return INTERRUPTED
+        sys.exit(INTERRUPTED)
     except KeyboardInterrupt:
-        return 130
-    return 0
+        sys.exit(130)
 
 
 def _fail(sentence: str) -> int:
@@ -44,11 +52,13 @@ def _fail(sentence: str) -> int:
     return 1
 
 
-def explain(message: str) -> str:
-    """Hydra's and omegaconf's messages as one sentence, with the nearest valid key to one that there is not."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    key = re.search(r"(?:override|value for key|interpolation key) '([\w.]+)'", message)
-    if key is None or "not in" not in message:
-        return "; ".join(lines)
-    near = get_close_matches(key[1], valid_keys(), 1, 0.5) or get_close_matches(key[1].split(".")[-1], valid_keys(), 1, 0.3)
-    return f"there is no key {key[1]!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+def explain(error: BaseException) -> str:
+    """What Hydra and omegaconf say, as one sentence, with what comes nearest to a name that there is not."""
+    message = str(error)
+    if missing := re.match(r"Could not override '([\w.]+)'", message):
+        return unknown_key(missing[1])
+    if missing := re.search(r"Could not find '(\w+)/(\w+)'", message):
+        options = re.findall(r"^\t(\S+)$", message, re.MULTILINE)
+        return f"there is no {missing[1]} {missing[2]!r}; near it: {', '.join(get_close_matches(missing[2], options, 3, 0.3))}"
+    parts = [message, str(error.__cause__ or "")]
+    return "; ".join(line.strip() for part in parts for line in part.splitlines() if line.strip())

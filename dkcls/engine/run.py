@@ -48,6 +48,8 @@ def train(config: Config) -> dict[str, Any] | None:
             with world.together():
                 trainer = build_trainer(config, world)
                 _resume(trainer, run, world)
+                if world.is_main:
+                    run.write_config(config)
             log = Log(run.path, trainer.step, trainer.total_steps, config.log.tensorboard) if world.is_main else None
             with log or nullcontext():
                 if log:

@@ -47,10 +47,15 @@ class RunDirectory:
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {platform.node()}")
             lock.flush()
-            yield
+            try:
+                yield
+            finally:
+                if [path.name for path in self.path.iterdir()] == [".lock"]:  # nothing came of it
+                    (self.path / ".lock").unlink()
+                    self.path.rmdir()
 
     def check_config(self, config: Config) -> None:
-        """The config of a run that is there must be the same; a new one is written down."""
+        """The config of a run that is there must be the same."""
         file = self.path / "config.yaml"
         if file.exists():
             if config.resume == "never":
@@ -61,7 +66,8 @@ class RunDirectory:
                     f"{self.path} holds a run with another config ({'; '.join(changed)}); "
                     "give another name=... or the old values"
                 )
-            return
+
+    def write_config(self, config: Config) -> None:
         self._write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
         versions = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
         self._write("versions.json", json.dumps(versions, indent=2))

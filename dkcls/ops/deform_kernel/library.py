@@ -70,6 +70,11 @@ def _forward_fake(x, weight, kernel_offset, image_offset, *options):
     return _empty_like(x, _output_shape(x, Geometry(*options[:-1])))
 
 
+def _as_laid_out(g: Tensor, t: Tensor) -> Tensor:
+    """Strides of axes of size 1 mean nothing, and yet DistributedDataParallel wants a gradient to have its parameter's."""
+    return g.as_strided(t.shape, t.stride()) if g.stride() != t.stride() and g.is_contiguous() and t.is_contiguous() else g
+
+
 def _run_backward(
     grad: Tensor, x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options
 ) -> tuple[Tensor, ...]:
@@ -82,7 +87,7 @@ def _run_backward(
     dense = []
     for t, g, need in zip(tensors, grads, needs, strict=True):
         if need and t is not None and g is not None:
-            dense.append(g.to(t.dtype).contiguous(memory_format=_layout(t)))
+            dense.append(_as_laid_out(g.to(t.dtype).contiguous(memory_format=_layout(t)), t))
         else:
             dense.append(x.new_empty(0))
     return tuple(dense)

@@ -1,0 +1,58 @@
+"""The paper's schedule, step by step, and who is in which parameter group."""
+
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import dkcls.models  # noqa: F401
+from dkcls.config import OptimConfig
+from dkcls.engine.optim import make_optimizer, make_schedule, parameter_groups
+from dkcls.layers import CondConv2d, offset_generators
+
+IMAGENET = 1_281_167
+
+
+def test_learning_rate_of_every_step_of_the_90_epochs():
+    """Both at full rate and at the generators' multiplier: lr*t/w, then lr/2*(1 + cos(pi*(t-w)/(T-w)))."""
+    per_epoch = IMAGENET // 256
+    total, warmup = 90 * per_epoch, 5 * per_epoch
+    model = nn.ModuleDict({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)})
+    groups = [{"params": model["a"].parameters(), "lr": 0.1}, {"params": model["b"].parameters(), "lr": 0.001}]
+    optimizer = torch.optim.SGD(groups)
+    schedule = make_schedule(optimizer, total, warmup)
+    assert total == 450_360
+    for t in range(total):
+        schedule.step_update(t)
+        share = t / warmup if t < warmup else (1 + math.cos(math.pi * (t - warmup) / (total - warmup))) / 2
+        for group, peak in zip(optimizer.param_groups, (0.1, 0.001), strict=True):
+            assert group["lr"] == pytest.approx(peak * share, rel=1e-9, abs=1e-15), t
+
+
+@pytest.mark.parametrize("spatial", ["rigid", "local_dk", "global_dk", "dcn_local_dk", "cond"])
+@pytest.mark.parametrize("decay_norm", [False, True])
+def test_groups(spatial, decay_norm):
+    model = timm.create_model("mobilenetv2_nano", spatial=spatial, pointwise="cond")
+    config = OptimConfig(generator_lr=0.01, decay_norm=decay_norm)
+    groups = {group["name"]: group for group in parameter_groups(model, config, lr=0.2)}
+    assert sum(len(group["params"]) for group in groups.values()) == len(list(model.parameters()))
+    assert ("generators" in groups) == (spatial not in ("rigid", "cond"))
+    assert groups["norms"]["weight_decay"] == (4e-5 if decay_norm else 0)
+    assert {p.dim() for p in groups["norms"]["params"]} == {1}
+    assert groups["weights"]["weight_decay"] == 4e-5
+    assert groups["weights"]["lr"] == 0.2
+    if "generators" in groups:
+        assert groups["generators"]["lr"] == pytest.approx(0.002)
+        expected = {id(p) for _, generator in offset_generators(model) for p in generator.parameters()}
+        assert {id(p) for p in groups["generators"]["params"]} == expected
+    routing = [p for m in model.modules() if isinstance(m, CondConv2d) for p in m.routing.parameters()]
+    assert {id(p) for p in routing} <= {id(p) for p in groups["weights"]["params"]}
+
+
+def test_schedule_without_warmup():
+    optimizer = make_optimizer(nn.Linear(2, 2), OptimConfig(), 0.1)
+    schedule = make_schedule(optimizer, 10, 0)
+    schedule.step_update(0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)

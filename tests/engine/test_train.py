@@ -1,0 +1,133 @@
+"""train.py as people start it: what it leaves behind, what it says, what it refuses."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tests.engine.common import ROOT, SMALL, last_state, metric_lines, run_here, run_train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    done = run_train(folder, "log.tensorboard=true", "train.keep=1")
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_what_a_run_leaves(finished):
+    folder, done = finished
+    run = folder / "runs/small"
+    assert {path.name for path in run.iterdir()} == {
+        ".lock", "best.pt", "last.pt", "checkpoints", "config.yaml", "curves.png", "metrics.jsonl", "result.json",
+        "tensorboard", "versions.json",
+    }  # fmt: skip
+    kinds = [(line["kind"], line["step"]) for line in metric_lines(folder)]
+    assert kinds == [
+        ("train", 2),
+        ("train", 4),
+        ("train", 6),
+        ("val", 6),
+        ("train", 8),
+        ("train", 10),
+        ("train", 12),
+        ("val", 12),
+    ]
+    result = json.loads((run / "result.json").read_text())
+    assert result["images"] == 52
+    assert "eval.py checkpoint=runs/small/best.pt" in done.stdout
+    state = last_state(folder)
+    assert state["step"] == 12
+    assert len(state["classes"]) == 10
+    assert [path.name for path in folder.iterdir()] == ["runs"]
+
+
+def test_a_finished_run_is_not_started_again(finished, monkeypatch, caplog):
+    folder, _ = finished
+    before = (folder / "runs/small/last.pt").resolve().read_bytes()
+    assert run_here(monkeypatch, folder, "log.tensorboard=true", "train.keep=1") == 0
+    assert "is finished" in caplog.text
+    assert (folder / "runs/small/last.pt").resolve().read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("seed=1",), "another config (seed: 0 -> 1)"),
+        (("resume=never",), "holds a run already"),
+        (("optim.lrr=1", "name=x"), "there is no key 'optim.lrr'; did you mean 'optim.lr'?"),
+        (("+optim.lrr=1", "name=x"), "there is no key 'optim.lrr'; did you mean 'optim.lr'?"),
+        (("optim.lr=abc", "name=x"), "could not be converted to Float"),
+        (("optim.lr=-1", "name=x"), "optim.lr must be above 0, got -1.0"),
+        (("name=x", "data=imagenet", "data.length=null", "data.num_classes=null", "data.root=nowhere"), "nowhere"),
+        (("name=x", "train.batch_size=9", "train.accumulation=2"), "9 does not divide by 1 x 2"),
+        (("name=x", "model.name=mobilenetv2_nanno"), "mobilenetv2_nano"),
+        (("name=x", "model.spatial=locl_dk"), "local_dk"),
+        (("name=x", "model.name=resnet50"), "spatial"),
+        (("name=x", "experiment=resnet50_dw_local44"), "resnet50_dw_local4"),
+        (("name=x", "out=/proc/nowhere"), "cannot be written"),
+        pytest.param(
+            ("name=x", "train.device=cuda"),
+            "no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)
+def test_what_is_the_users_to_put_right(finished, monkeypatch, capsys, overrides, sentence):
+    folder, _ = finished
+    assert run_here(monkeypatch, folder, *overrides) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert sentence in said
+    assert not (folder / "runs/x").exists()
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
+    command = [sys.executable, str(ROOT / "train.py"), *SMALL, "data.length=4000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "runs/small/metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 75
+    assert "SIGTERM" in said
+    step = last_state(tmp_path)["step"]
+    second = subprocess.run([*command, "train.dry_run=true"], cwd=tmp_path, capture_output=True, text=True)
+    assert second.returncode == 0  # a dry run does not care
+    held = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    lines = []
+    for line in held.stderr:
+        lines.append(line)
+        if "going on from" in line:
+            break
+    assert f"step {step} of 1000" in lines[-1]
+    refused = run_train(tmp_path, "data.length=4000")
+    assert refused.returncode == 1
+    assert "in use by process" in refused.stderr
+    held.kill()
+    held.communicate()
+
+
+def test_sweep_under_torchrun_is_refused(tmp_path):
+    failed = run_train(tmp_path, "seed=0,1", "-m", ranks=2)
+    assert failed.returncode != 0
+    assert "does not run under torchrun" in failed.stderr
+
+
+def test_sweep_skips_what_is_finished(tmp_path, monkeypatch, caplog):
+    overrides = ("name=null", "schedule.epochs=1", "seed=0,1", "-m")
+    assert run_here(monkeypatch, tmp_path, *overrides) == 0
+    runs = sorted(path.name for path in (tmp_path / "runs").iterdir() if path.name != "sweep")
+    assert len(runs) == 2
+    assert all("=" not in name for name in runs)
+    assert "is finished" not in caplog.text
+    assert run_here(monkeypatch, tmp_path, *overrides) == 0
+    assert caplog.text.count("is finished") == 2
