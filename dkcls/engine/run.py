@@ -2,7 +2,7 @@
 
 import logging
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,36 +35,32 @@ def train(config: Config) -> dict[str, Any] | None:
                 dry_run(build_trainer(config, world))
             return None
         run = RunDirectory(Path(config.out) / config.name)
-        hold = run.hold()
-        with world.together():
-            if world.is_main:
-                hold.__enter__()
-                run.check_config(config)
-        try:
-            done = world.from_main(run.result() if world.is_main else None)
-            if done is not None:
+        with ExitStack() as stack:
+            with world.together():
+                if world.is_main:
+                    stack.enter_context(run.hold())
+                    run.check_config(config)
+            result: dict[str, Any] | None = world.from_main(run.result() if world.is_main else None)
+            if result is not None:
                 logger.info("%s is finished; give another name=... to train again", run.path)
-                return done if world.is_main else None
+                return result if world.is_main else None
             with world.together():
                 trainer = build_trainer(config, world)
                 _resume(trainer, run, world)
                 if world.is_main:
                     run.write_config(config)
-            log = Log(run.path, trainer.step, trainer.total_steps, config.log.tensorboard) if world.is_main else None
-            with log or nullcontext():
-                if log:
-                    _introduce(trainer, log)
-                started = time.perf_counter()
-                result: dict[str, Any] = dict(trainer.fit(run, log, stop))
+            log = None
+            if world.is_main:
+                log = stack.enter_context(Log(run.path, trainer.step, trainer.total_steps, config.log.tensorboard))
+                _introduce(trainer, log)
+            started = time.perf_counter()
+            result = dict(trainer.fit(run, log, stop))
             if not world.is_main:
                 return None
             parameters, seconds = count_parameters(trainer.model), time.perf_counter() - started
             result |= {"name": config.name, "parameters": parameters, "seconds": seconds}
             run.finish(result)
             return result
-        finally:
-            if world.is_main:
-                hold.__exit__(None, None, None)
 
 
 def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
