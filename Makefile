@@ -3,7 +3,7 @@ BIN := .venv/bin
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint gpu-check bench report clean
+.PHONY: help setup train test lint gpu-check bench report clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -16,14 +16,17 @@ setup: .venv/installed  ## make .venv and install everything into it, once
 	$(BIN)/python -m pip install --quiet -r requirements.txt -e '.[dev]'
 	touch $@
 
+train: setup  ## set up, then train the embedded default: minutes on a CPU; ARGS="model.scope=5" to change it
+	$(BIN)/python train.py $(ARGS)
+
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 test: lint  ## set up, then ruff, mypy and every test
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not interpreter"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) -m interpreter
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not interpreter"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m interpreter
 
 gpu-check: setup  ## on a machine with a GPU: tests, benchmark and report on the device, in one file to send back
 	$(BIN)/python scripts/gpu_check.py

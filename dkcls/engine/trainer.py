@@ -129,8 +129,9 @@ class Trainer:
         """Moves the weights if loss and gradient are finite on all ranks; else leaves everything as it was."""
         self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        limit = self.config.optim.clip_grad
-        self.gradient_norm = nn.utils.clip_grad_norm_(parameters, limit if limit else float("inf"))
+        self.gradient_norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        if self.config.optim.clip_grad:
+            nn.utils.clip_grads_with_norm_(parameters, self.config.optim.clip_grad, self.gradient_norm)
         good = bool(self.gradient_norm.isfinite() & sums.isfinite().all())
         if self.world.any(not good)[0]:
             self._skip()
@@ -253,8 +254,10 @@ class Trainer:
     def _seed(self) -> None:
         """For what is random in a step: dropout, drop path, mixup."""
         seed = np.random.SeedSequence([self.config.seed, self.step, self.world.rank]).generate_state(1)[0]
-        torch.manual_seed(int(seed))
         np.random.seed(seed)
+        torch.default_generator.manual_seed(int(seed))  # torch.manual_seed takes a millisecond on a machine without CUDA
+        if self.world.device.type == "cuda":
+            torch.cuda.manual_seed(int(seed))
 
     def state(self) -> dict[str, Any]:
         """All that makes the rest of the run. The same on every rank but for `sums`, of which it has all."""

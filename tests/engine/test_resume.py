@@ -4,6 +4,8 @@ import pytest
 
 from tests.engine.common import last_state, metric_lines, run_train, same_bits
 
+pytestmark = pytest.mark.xdist_group("test_resume")  # its runs are made once
+
 EVERYTHING = ("model.drop_path_rate=0.2", "train.ema_decay=0.9", "data.mixup=0.2", "train.checkpoint_every=1")
 
 

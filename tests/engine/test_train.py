@@ -11,6 +11,8 @@ import torch
 
 from tests.engine.common import ROOT, SMALL, last_state, metric_lines, run_here, run_train
 
+pytestmark = pytest.mark.xdist_group("test_train")  # its runs are made once
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
