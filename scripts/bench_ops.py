@@ -167,8 +167,9 @@ def seconds(function: Callable[[], object], device: str) -> float:
 def medians(calls: list[Call], device: str, repeats: int, budget: float, bar: tqdm) -> list[tuple[float, float]]:
     """Of every call, forward and both, in turns, in random order. One that has used its seconds sits out the rest."""
     samples: list[tuple[list[float], list[float]]] = [([], []) for _ in calls]
-    ways = [(call.forward, mine[0], mine) for call, mine in zip(calls, samples, strict=True)]
-    ways += [(call.both, mine[1], mine) for call, mine in zip(calls, samples, strict=True)]
+    ways: list[tuple[Callable[[], object], list[float], tuple[list[float], list[float]]]] = []
+    for call, mine in zip(calls, samples, strict=True):
+        ways += [(call.forward, mine[0], mine), (call.both, mine[1], mine)]
     order = random.Random(0)
     for call in calls:
         call.both()

@@ -30,8 +30,9 @@ def test_gpu_check_without_a_gpu_says_so_in_one_sentence(tmp_path):
 
 
 def test_the_readmes_lines_run():
-    (block,) = (ROOT / "README.md").read_text().split("```python\n")[1:]
-    result = run("-c", block.split("```")[0] + "\nassert y.shape == x.shape and layer.kernel_generator.weight.grad.any()")
+    operators, networks = (block.split("```")[0] for block in (ROOT / "README.md").read_text().split("```python\n")[1:])
+    check = "assert y.shape == x.shape and layer.kernel_generator.weight.grad.any()"
+    result = run("-c", "\n".join([operators, check, networks, "assert len(model.feature_info) == 5"]))
     assert result.returncode == 0, result.stderr
 
 
