@@ -1,0 +1,63 @@
+"""What a data set is, to the loader: a length, facts about its images, and `load`, which makes a batch from indices."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+SPLITS = ("train", "val", "test")
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Batch(NamedTuple):
+    """Images uint8 [B, C, H, W], targets int64 [B] and the indices int64 [B] of the images in their data set."""
+
+    images: Tensor
+    targets: Tensor
+    indices: Tensor
+
+
+class BadFile(NamedTuple):
+    sample: int  # its index
+    message: str  # "path: reason"
+
+
+class Loaded(NamedTuple):
+    """A batch, and the files that could not be read for it."""
+
+    batch: Batch
+    bad: list[BadFile]
+
+
+class ImageDataset(ABC):
+    """Images of one split. Everything random in them is a function of (seed, epoch, index) alone."""
+
+    class_names: list[str]
+    channels: int
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: tuple[str, ...] = ()  # what is wrong with the set as a whole, "path: reason"; the loader reports it with bad files
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded:
+        """The images of `indices`, int64 [B], as they are in that epoch, in that order."""
+
+
+def check_split(split: str) -> str:
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    return split
+
+
+def split_names(split: str) -> tuple[str, ...]:
+    """Where to look for the split: a set without a test split of its own has its val images for it."""
+    return ("test", "val") if check_split(split) == "test" else (split,)

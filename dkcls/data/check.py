@@ -1,0 +1,51 @@
+"""Reads every image of a set once, in parallel: which are bad, and how large they are."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+from dkcls.data.base import BadFile
+from dkcls.data.encoded import EncodedImages
+from dkcls.data.loader import as_it_is, start, worker_options
+
+_CHUNK = 64
+
+
+class Report(NamedTuple):
+    """bytes int64 [N] and sides int64 [N, 2] (height, width), zero for a bad file; counts int64 [classes], of good files."""
+
+    bad: list[BadFile]
+    bytes: np.ndarray
+    sides: np.ndarray
+    counts: np.ndarray
+
+
+class _Inspect(Dataset):
+    def __init__(self, dataset: EncodedImages):
+        self.dataset = dataset
+
+    def __getitems__(self, indices: list[int]) -> list[BadFile | tuple[int, int, int]]:
+        return [self.inspect(index) for index in indices]
+
+    def inspect(self, index: int) -> BadFile | tuple[int, int, int]:
+        return self.dataset.attempt(index, lambda image: (len(image.data), *image.rows().shape[1:]))
+
+
+def check(dataset: EncodedImages, workers: int, progress: Callable[[int], None] = lambda count: None) -> Report:
+    """`progress` is told of images done."""
+    total = len(dataset)
+    chunks = [range(first, min(first + _CHUNK, total)) for first in range(0, total, _CHUNK)]
+    options = worker_options(workers)
+    loader = DataLoader(_Inspect(dataset), batch_sampler=chunks, collate_fn=as_it_is, **options)  # type: ignore[arg-type]
+    report = Report([], np.zeros(total, np.int64), np.zeros((total, 2), np.int64), np.zeros(dataset.num_classes, np.int64))
+    for chunk, found in zip(chunks, start(loader, dataset), strict=True):
+        for index, result in zip(chunk, found, strict=True):
+            if isinstance(result, BadFile):
+                report.bad.append(result)
+            else:
+                report.bytes[index], *report.sides[index] = result
+                report.counts[dataset.target(index)] += 1
+        progress(len(chunk))
+    return report

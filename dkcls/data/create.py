@@ -1,0 +1,71 @@
+"""The one place that maps a name to a data set."""
+
+from pathlib import Path
+from typing import Any
+
+from dkcls.data.base import IMAGENET_MEAN, IMAGENET_STD, ImageDataset, check_split
+from dkcls.data.deformed_fashion import DeformedFashion
+from dkcls.data.image_folder import ImageFolder
+from dkcls.data.synthetic import Synthetic
+from dkcls.data.tar import TarImages
+from dkcls.data.torchvision_sets import TORCHVISION_SETS, TorchvisionImages
+from dkcls.data.transforms import EvalTransform, TrainTransform
+
+DATASETS = ("imagefolder", "tar", "deformed_fashion", "synthetic", *TORCHVISION_SETS)
+
+
+def create_dataset(
+    name: str,
+    root: str | Path | None = None,
+    split: str = "train",
+    *,
+    training: bool = False,
+    image_size: int | None = None,
+    crop_ratio: float = 0.875,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    hflip: float = 0.5,
+    color_jitter: float = 0.4,
+    rand_augment: str | None = None,
+    erase_prob: float = 0.0,
+    seed: int = 0,
+    download: bool = False,
+    **options: Any,
+) -> ImageDataset:
+    """`training` chooses the augmentation (`scale` to `erase_prob`) instead of the evaluation's centre crop (`crop_ratio`).
+
+    deformed_fashion and synthetic have neither. Their own keywords go into `options`: object_scale, object_rotation, noise and
+    clutter; num_classes and length. `image_size` None is the set's own size.
+    """
+    if name not in DATASETS:
+        raise ValueError(f"data set must be one of {', '.join(DATASETS)}, got {name!r}")
+    check_split(split)
+    if name in ("deformed_fashion", "synthetic"):
+        if image_size is not None:
+            options["image_size"] = image_size
+        if name == "synthetic":
+            return Synthetic(seed=seed, **options)
+        return DeformedFashion(split, training=training, seed=seed, **options)
+    if options:
+        raise ValueError(f"data set {name!r} takes no {', '.join(options)}")
+    if root is None:
+        raise ValueError(f"data set {name!r} needs root, the folder that its files are in")
+    facts = TORCHVISION_SETS.get(name)
+    image_size = image_size or (facts.image_size if facts else 224)
+    transform: EvalTransform | TrainTransform = EvalTransform(image_size, crop_ratio)
+    if training:
+        transform = TrainTransform(
+            image_size,
+            scale=scale,
+            ratio=ratio,
+            hflip=hflip,
+            color_jitter=color_jitter,
+            rand_augment=rand_augment,
+            erase_prob=erase_prob,
+            mean=facts.mean if facts else IMAGENET_MEAN,
+            std=facts.std if facts else IMAGENET_STD,
+        )
+    if facts:
+        return TorchvisionImages(name, root, split, transform, image_size, training=training, seed=seed, download=download)
+    kind = TarImages if name == "tar" else ImageFolder
+    return kind(root, split, transform, image_size, training=training, seed=seed)

@@ -1,0 +1,126 @@
+"""Encoded bytes to pixels, uint8 [3, H, W], upright.
+
+JPEG goes through simplejpeg, or torchvision where that is not installed: both are libjpeg-turbo and give PIL's pixels in less
+time. CMYK, what they refuse, and every other format go through PIL: palettes and grey become RGB, 16 bits become 8, alpha is
+dropped, as timm and torchvision do.
+"""
+
+import io
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+try:
+    import simplejpeg
+except ImportError:
+    simplejpeg = None
+
+_ORIENTATION = 0x112
+_LARGEST = 80_000_000  # pixels; beyond, PIL decides whether a file is an image or an attack
+_MARGIN = 8  # rows below those asked for, from which the chroma of the last ones is interpolated
+
+
+class BadImage(Exception):
+    """The bytes are not an image that can be decoded to the end."""
+
+
+class EncodedImage:
+    """The bytes of an image file. A JPEG's size is known before it is decoded, and it is decoded no further than asked."""
+
+    def __init__(self, data: bytes):
+        if not data:
+            raise BadImage("empty file")
+        self.data = data
+        self._header = _read_header(data)
+        if self._header is None:
+            self._pixels = _decode_with_pil(data)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        if self._header is not None:
+            return self._header.height, self._header.width
+        return self._pixels.shape[1], self._pixels.shape[2]
+
+    def rows(self, count: int | None = None) -> Tensor:
+        """The first `count` rows, all if None, and maybe some more; in channels_last memory where nothing was turned."""
+        if self._header is None:
+            return self._pixels
+        height, width = self.size
+        count = height if count is None else count
+        try:
+            pixels = _decode_jpeg(self.data, self._header, count)
+        except (ValueError, RuntimeError):  # damaged: PIL takes what can be taken, and else says what it is
+            pixels = _decode_with_pil(self.data)
+        if pixels.shape[1] < count or pixels.shape[2] != width:
+            raise BadImage(f"its header promises {height} x {width} pixels")
+        return pixels
+
+
+class _Header(NamedTuple):
+    height: int
+    width: int
+    height_at: int  # where it stands, two bytes
+    sequential: bool  # coded in one pass from the first row to the last
+
+
+def _read_header(data: bytes) -> _Header | None:
+    """Of an upright JPEG with one or three components, else None."""
+    if not data.startswith(b"\xff\xd8\xff"):
+        return None
+    header, components, at = None, 0, 2
+    while len(data) > at + 9 and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xDA:  # the scan
+            return header._replace(sequential=header.sequential and data[at + 4] == components) if header else None
+        if marker == 0xE1 and data.startswith(b"Exif\0\0", at + 4) and _is_turned(data):
+            return None
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # the frame
+            height, width = int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 7 : at + 9])
+            components = data[at + 9]
+            if components not in (1, 3) or not 0 < height * width <= _LARGEST:
+                return None
+            header = _Header(height, width, at + 5, marker in (0xC0, 0xC1))
+        at += 2 + int.from_bytes(data[at + 2 : at + 4])
+    return None
+
+
+def _is_turned(data: bytes) -> bool:
+    """Whether EXIF tells to turn or mirror the image: few files have it, so that PIL may look."""
+    try:
+        with Image.open(io.BytesIO(data)) as file:
+            return file.getexif().get(_ORIENTATION, 1) != 1
+    except Exception:  # whatever PIL meets in damaged files; it will say so again
+        return True
+
+
+def _decode_jpeg(data: bytes, header: _Header, rows: int) -> Tensor:
+    if simplejpeg is None:
+        from torchvision.io import ImageReadMode, decode_jpeg  # here, because it takes a second
+
+        return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
+    rows += _MARGIN
+    # A file without its end is cut off: it must be decoded to where it breaks, to be known as bad whatever the rows.
+    if rows >= header.height or not header.sequential or not data.endswith(b"\xff\xd9"):
+        return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
+    shorter = bytearray(data)
+    shorter[header.height_at : header.height_at + 2] = rows.to_bytes(2)
+    return torch.from_numpy(simplejpeg.decode_jpeg(shorter, strict=False)).permute(2, 0, 1)  # not strict: bytes are left over
+
+
+def _decode_with_pil(data: bytes) -> Tensor:
+    try:
+        with Image.open(io.BytesIO(data)) as file:
+            image = ImageOps.exif_transpose(file)
+            if image.mode.startswith("I;16"):  # PIL's own conversion would clip them
+                pixels = np.stack([(np.asarray(image) >> 8).astype(np.uint8)] * 3, axis=2)
+            else:
+                pixels = np.array(image.convert("RGB"))
+    except Image.UnidentifiedImageError:
+        raise BadImage("not an image") from None
+    except Exception as error:  # PIL's decoders raise whatever they meet in damaged files
+        raise BadImage(f"cannot be decoded ({str(error) or type(error).__name__})") from None
+    return torch.from_numpy(pixels).permute(2, 0, 1)

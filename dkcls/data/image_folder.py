@@ -1,0 +1,175 @@
+"""Image folders in ImageNet's layout: root/train/<class>/... and root/val/<class>/..., listed once and remembered.
+
+The list is kept in the user's cache folder and is used again until a folder's time of change differs.
+"""
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from dkcls.data.base import split_names
+from dkcls.data.encoded import EncodedImages
+from dkcls.data.file_index import FileIndex
+from dkcls.data.transforms import Transform
+
+log = logging.getLogger(__name__)
+
+EXTENSIONS = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp")
+_SETTLED = 2.0  # seconds: in a folder that changed later than this before the scan, a change after it may leave the same time
+_RULES = 1  # of listing: another number makes earlier lists unused
+_KEPT = 3  # lists of one folder; a run that began before the last changes may still open its own
+
+
+class ImageFolder(EncodedImages):
+    def __init__(
+        self, root: str | Path, split: str, transform: Transform, image_size: int, *, training: bool = False, seed: int = 0
+    ):
+        super().__init__(transform, image_size, training=training, seed=seed)
+        self.folder = find_split(Path(root), split)
+        self.index = index_folder(self.folder)
+        own = self.index.facts["class_names"]
+        train = self.folder.with_name("train")
+        self.class_names = class_folders(train) if train.is_dir() else own
+        unknown = sorted(set(own) - set(self.class_names))
+        if unknown:
+            raise ValueError(f"{self.folder} has classes that {train} lacks: {_some(unknown)}")
+        place = {name: i for i, name in enumerate(self.class_names)}
+        self._to_target = [place[name] for name in own]
+        self.notes = tuple(self.index.facts["notes"])
+        self._prefix = os.fsencode(self.folder) + b"/"
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: int) -> bytes:
+        with open(self._prefix + self.index.name(index), "rb", buffering=0) as file:
+            return file.readall()
+
+    def name(self, index: int) -> str:
+        return os.fsdecode(self._prefix + self.index.name(index))
+
+    def target(self, index: int) -> int:
+        return self._to_target[self.index.targets[index]]
+
+
+def find_split(root: Path, split: str) -> Path:
+    folders = [root / name for name in split_names(split)]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise ValueError(f"{root} must hold the folders train and val, with one folder per class; there is no {folders[-1]}")
+
+
+def class_folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith(".") and entry.is_dir())
+
+
+def index_folder(folder: Path) -> FileIndex:
+    """The folder's images, sorted by class and name: from the cache if nothing changed since, else by a scan."""
+    stem = hashlib.sha256(b"%d:%s" % (_RULES, os.fsencode(folder.resolve()))).hexdigest()[:24]
+    cache = cache_folder()
+    for path in sorted(cache.glob(f"{stem}-*.index"), reverse=True) if cache else []:
+        try:
+            index = FileIndex.open(path)
+        except (OSError, ValueError):
+            continue  # removed by another process, or damaged
+        if _unchanged(folder, index.facts["folders"]):
+            return index
+    started = time.time()
+    index = scan(folder)
+    newest = max(index.facts["folders"].values()) / 1e9
+    if cache is None or newest > started - _SETTLED:
+        return index
+    index = index.save(cache / f"{stem}-{time.time_ns()}.index")
+    for path in sorted(cache.glob(f"{stem}-*.index"), reverse=True)[_KEPT:]:
+        path.unlink(missing_ok=True)
+    return index
+
+
+def cache_folder() -> Path | None:
+    """The user's cache folder, or one for temporary files; the data's own folder may be read-only."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dkcls"
+    for folder in (user, Path(tempfile.gettempdir()) / f"dkcls-{os.getuid()}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return None
+
+
+def scan(folder: Path) -> FileIndex:
+    """Lists the images below each class's folder."""
+    log.info("listing the images in %s", folder)
+    names, targets, notes = [], [], []
+    folders = {"": folder.stat().st_mtime_ns}
+    classes = class_folders(folder)
+    with ThreadPoolExecutor(8) as pool:  # most of the time is the file system's
+        for target, found in enumerate(pool.map(lambda name: _scan_class(folder, name), classes)):
+            names += found.names
+            targets += [target] * len(found.names)
+            folders.update(found.folders)
+            notes += found.notes
+    if not names:
+        raise ValueError(f"{folder} holds no images: they are looked for in one folder per class")
+    return FileIndex.build(names, targets, {"class_names": classes, "folders": folders, "notes": notes})
+
+
+class _Class(NamedTuple):
+    names: list[bytes]  # relative to the split's folder
+    folders: dict[str, int]  # each folder's time of change, in nanoseconds
+    notes: list[str]
+
+
+def _scan_class(folder: Path, name: str) -> _Class:
+    found = _Class([], {}, [])
+    root = os.fsencode(folder)
+    visited = {_identity(path.stat()) for path in (folder, *folder.resolve().parents)}
+    pending = [os.fsencode(name)]
+    while pending:
+        relative = pending.pop()
+        status = os.stat(root + b"/" + relative)
+        if _identity(status) in visited:
+            found.notes.append(f"{folder / os.fsdecode(relative)}: a link to a folder above it or listed already, not followed")
+            continue
+        visited.add(_identity(status))
+        found.folders[os.fsdecode(relative)] = status.st_mtime_ns
+        for entry in os.scandir(root + b"/" + relative):
+            if entry.name.startswith(b"."):
+                continue
+            if _is_folder(entry):
+                pending.append(relative + b"/" + entry.name)
+            elif entry.name.lower().endswith(EXTENSIONS):
+                found.names.append(relative + b"/" + entry.name)
+    if not found.names:
+        found.notes.append(f"{folder / name}: a class without images")
+    found.names.sort()
+    return found
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: a bad file, when it is read
+        return False
+
+
+def _unchanged(folder: Path, folders: dict[str, int]) -> bool:
+    try:
+        return all(os.stat(folder / name).st_mtime_ns == changed for name, changed in folders.items())
+    except OSError:
+        return False
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

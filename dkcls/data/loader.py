@@ -1,0 +1,153 @@
+"""Batches from a data set: torch's DataLoader with our order, resumable at any step, and bad files reported."""
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dkcls.data.bad_files import BadFiles
+from dkcls.data.base import Batch, ImageDataset, Loaded
+from dkcls.data.sampler import EvalSampler, Request, TrainSampler
+
+
+class _Fetch(Dataset):
+    """What the workers hold: hands a whole batch at once to the data set."""
+
+    def __init__(self, dataset: ImageDataset):
+        self.dataset = dataset
+
+    def __getitems__(self, request: Request) -> Loaded:
+        return self.dataset.load(request.indices, request.epoch)
+
+
+def as_it_is(batch: Any) -> Any:
+    """Nothing to collate: a batch is loaded as a whole."""
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker's parent by the system's account is the fork server: it would outlive a training process that is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def start(loader: DataLoader, dataset: ImageDataset) -> Iterator[Any]:
+    """Iterates over the loader; its workers do not import the program's main module, as Python would have them.
+
+    They need nothing of it, unless the data set's class is there, and it may import a great deal.
+    """
+    main = sys.modules["__main__"]
+    if type(dataset).__module__ == "__main__":
+        return iter(loader)
+    hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        return iter(loader)
+    finally:
+        main.__dict__.update(hidden)
+
+
+class Loader:
+    """Iterates from (epoch, position) to the end of that epoch; `set_state` chooses them. See `create_loader`."""
+
+    def __init__(self, dataset: ImageDataset, sampler: TrainSampler | EvalSampler, bad_files: BadFiles, **options: Any):
+        self.dataset, self.sampler, self.bad_files = dataset, sampler, bad_files
+        self.steps_per_epoch = sampler.steps if isinstance(sampler, TrainSampler) else len(sampler)
+        self._loader = DataLoader(
+            _Fetch(dataset),
+            batch_sampler=sampler,  # type: ignore[arg-type]  # its items go to __getitems__ as they are
+            collate_fn=as_it_is,
+            generator=torch.Generator(),  # else it draws from the global one, once per start: a resumed run would differ
+            **options,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def set_state(self, epoch: int, position: int = 0) -> None:
+        """`position`: optimiser steps already done in this epoch (evaluation: batches)."""
+        if not 0 <= position <= self.steps_per_epoch or epoch < 0:
+            raise ValueError(
+                f"epoch must not be negative and position be from 0 to {self.steps_per_epoch}, got {epoch} and {position}"
+            )
+        self.sampler.epoch, self.sampler.position = epoch, position
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.bad_files.start_epoch()
+        try:
+            for batch, bad in start(self._loader, self.dataset):
+                self.bad_files.add(bad)
+                if len(batch.targets):  # an evaluation leaves bad files out
+                    yield batch
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error) or "exited unexpectedly" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{error}: a process that loads data died, most often killed for want of memory; use fewer workers or restart"
+            ) from error
+
+
+def create_loader(
+    dataset: ImageDataset,
+    batch_size: int,
+    *,
+    training: bool,
+    rank: int = 0,
+    world_size: int = 1,
+    accumulation: int = 1,
+    seed: int = 0,
+    workers: int = 0,
+    prefetch: int = 2,
+    pin_memory: bool = False,
+    bad_limit: float = 0.001,
+) -> Loader:
+    """`batch_size` is per rank and accumulation step. Batches are the same for any number of workers.
+
+    Workers are started by a fork server and live as long as the loader: a fork of this process would copy the locks of threads
+    that it does not have (numba's, CUDA's).
+    """
+    if batch_size < 1 or accumulation < 1 or workers < 0 or prefetch < 1:
+        raise ValueError(
+            "batch_size, accumulation and prefetch must be positive and workers not negative, got "
+            f"{batch_size}, {accumulation}, {prefetch} and {workers}"
+        )
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
+    sampler: TrainSampler | EvalSampler
+    if training:
+        sampler = TrainSampler(len(dataset), batch_size, accumulation, rank, world_size, seed)
+        images = len(sampler) * batch_size
+    else:
+        sampler = EvalSampler(len(dataset), batch_size, rank, world_size)
+        images = sampler.last - sampler.first
+    options = {"pin_memory": pin_memory, **worker_options(workers, prefetch)}
+    return Loader(dataset, sampler, BadFiles(images, bad_limit, dataset.notes), **options)
+
+
+def worker_options(workers: int, prefetch: int = 2) -> dict[str, Any]:
+    """What a DataLoader is told of its workers."""
+    if not workers:
+        return {"num_workers": 0}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dkcls.data"])  # imported once, not by every worker
+    forkserver.ensure_running()  # and from now on, while this process does other things
+    return {
+        "num_workers": workers,
+        "worker_init_fn": _start_worker,
+        "multiprocessing_context": context,
+        "prefetch_factor": prefetch,
+        "persistent_workers": True,
+    }

@@ -1,0 +1,61 @@
+"""Which images are in which batch: a function of (seed, epoch, position) and of the rank, never of the number of workers."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Request(NamedTuple):
+    """What a worker is asked for."""
+
+    epoch: int
+    indices: np.ndarray
+
+
+class TrainSampler:
+    """Each image at most once per epoch over all ranks; what does not fill a global batch is dropped.
+
+    Global batch t is permutation(seed, epoch)[t*G:(t+1)*G], G = batch_size * accumulation * world_size, whatever makes up G:
+    a rank takes a contiguous piece of it, as one batch per accumulation step.
+    """
+
+    def __init__(self, length: int, batch_size: int, accumulation: int, rank: int, world_size: int, seed: int):
+        self.length, self.batch_size, self.accumulation = length, batch_size, accumulation
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.epoch = self.position = 0
+        self.steps = length // (batch_size * accumulation * world_size)
+        if self.steps == 0:
+            raise ValueError(
+                f"the global batch {batch_size} x {accumulation} x {world_size} must not exceed the {length} training images"
+            )
+
+    def __len__(self) -> int:
+        return self.steps * self.accumulation
+
+    def __iter__(self) -> Iterator[Request]:
+        # Neighbouring seeds must not share the orders of neighbouring epochs.
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(self.length, generator=generator).numpy()
+        piece = self.batch_size * self.accumulation
+        for step in range(self.position, self.steps):
+            start = (step * self.world_size + self.rank) * piece
+            for first in range(start, start + piece, self.batch_size):
+                yield Request(self.epoch, order[first : first + self.batch_size])
+
+
+class EvalSampler:
+    """Each image exactly once over all ranks, in order: a rank takes a contiguous part, and parts may differ by one."""
+
+    def __init__(self, length: int, batch_size: int, rank: int, world_size: int):
+        self.batch_size = batch_size
+        self.first, self.last = length * rank // world_size, length * (rank + 1) // world_size
+        self.epoch = self.position = 0
+
+    def __len__(self) -> int:
+        return -(-(self.last - self.first) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Request]:
+        for start in range(self.first + self.position * self.batch_size, self.last, self.batch_size):
+            yield Request(self.epoch, np.arange(start, min(start + self.batch_size, self.last)))

@@ -1,0 +1,207 @@
+"""From a decoded image to the network's input size, still uint8: crop, resize, flip, colour.
+
+The crop is drawn as torchvision's RandomResizedCrop draws it. The resize is torch's antialiased one on bytes, PIL's within one
+level. Every number that is drawn comes from the generator of one sample.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+_GREY = (0.299, 0.587, 0.114)
+
+
+class Source(Protocol):
+    """An image, maybe not decoded yet."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+
+    def rows(self, count: int | None = None) -> Tensor:
+        """uint8 [C, at least count, W]; all rows if None."""
+
+
+class Transform(Protocol):
+    """Makes an image of the network's size; `key` seeds its random numbers."""
+
+    planar: bool  # whether the result is in planes, and a batch of them quicker to put together so, not in channels_last
+
+    def __call__(self, source: Source, key: int) -> Tensor: ...
+
+
+class EvalTransform:
+    """Shorter side to round(image_size / crop_ratio), centre crop."""
+
+    def __init__(self, image_size: int, crop_ratio: float = 0.875):
+        if not 0 < crop_ratio <= 1:
+            raise ValueError(f"crop_ratio must be in (0, 1], got {crop_ratio}")
+        self.image_size, self.shorter_side = image_size, round(image_size / crop_ratio)
+        self.planar = False
+
+    def __call__(self, source: Source, key: int) -> Tensor:
+        height, width = source.size
+        side, shorter = self.shorter_side, min(height, width)
+        image = resize(source.rows(), side * height // shorter, side * width // shorter)
+        top, left = (round((length - self.image_size) / 2) for length in image.shape[1:])
+        return image[:, top : top + self.image_size, left : left + self.image_size]
+
+
+class TrainTransform:
+    """Random crop, flip, colour jitter; or timm's RandAugment in the jitter's place, and timm's random erasing."""
+
+    def __init__(
+        self,
+        image_size: int,
+        *,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        hflip: float = 0.5,
+        color_jitter: float = 0.4,
+        rand_augment: str | None = None,
+        erase_prob: float = 0.0,
+        mean: Sequence[float] = (0.5,),
+        std: Sequence[float] = (0.25,),
+    ):
+        for name, pair, top in (("scale", scale, 1.0), ("ratio", ratio, math.inf)):
+            if not 0 < pair[0] <= pair[1] <= top:
+                raise ValueError(f"{name} must be a range (low, high) above 0 and up to {top}, got {tuple(pair)}")
+        if not (0 <= hflip <= 1 and 0 <= color_jitter <= 1 and 0 <= erase_prob <= 1):
+            raise ValueError(
+                f"hflip, color_jitter and erase_prob must be from 0 to 1, got {hflip}, {color_jitter} and {erase_prob}"
+            )
+        self.image_size, self.scale, self.ratio = image_size, scale, ratio
+        self.hflip, self.color_jitter = hflip, color_jitter
+        self.rand_augment = _timm_rand_augment(rand_augment, image_size, mean) if rand_augment else None
+        self.erase = _timm_random_erasing(erase_prob) if erase_prob else None
+        self.mean, self.std = (torch.tensor(v)[:, None, None] for v in (mean, std))
+        self.planar = bool(color_jitter) and not rand_augment
+
+    def __call__(self, source: Source, key: int) -> Tensor:
+        generator = torch.Generator().manual_seed(key)
+        top, left, height, width = random_crop_box(*source.size, self.scale, self.ratio, generator)
+        crop = source.rows(top + height)[:, top : top + height, left : left + width]
+        image = resize(crop, self.image_size, self.image_size)
+        if torch.rand(1, generator=generator).item() < self.hflip:
+            image = image.flip(-1)
+        if self.rand_augment is not None:
+            with _seeded_globals(key):
+                image = _to_tensor(self.rand_augment(_to_pil(image)))
+        elif self.color_jitter:
+            image = jitter_colors(image, self.color_jitter, generator)
+        if self.erase is not None:
+            with _seeded_globals(key ^ 1):
+                image = self._erased(self.erase, image)
+        return image
+
+    def _erased(self, erase: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+        """timm's erasing writes normal noise into normalised pixels."""
+        pixels = erase((image / 255 - self.mean) / self.std)
+        return ((pixels * self.std + self.mean) * 255).round().clamp(0, 255).byte()
+
+
+def random_crop_box(
+    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
+) -> tuple[int, int, int, int]:
+    """(top, left, height, width): torchvision's RandomResizedCrop.get_params, number for number."""
+    low, high = _log_range(tuple(ratio))
+    number = torch.empty(1)
+    for _ in range(10):
+        area = height * width * number.uniform_(*scale, generator=generator).item()
+        aspect = number.uniform_(low, high, generator=generator).exp_().item()
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top = torch.randint(height - h + 1, (1,), generator=generator).item()
+            left = torch.randint(width - w + 1, (1,), generator=generator).item()
+            return int(top), int(left), h, w
+    h, w = height, width
+    if width / height < min(ratio):
+        h = round(width / min(ratio))
+    elif width / height > max(ratio):
+        w = round(height * max(ratio))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@cache
+def _log_range(ratio: tuple[float, ...]) -> list[float]:
+    return torch.log(torch.tensor(ratio)).tolist()
+
+
+def resize(image: Tensor, height: int, width: int) -> Tensor:
+    """uint8 [C, H, W], bilinear and antialiased."""
+    # Packed in channels_last, the batch's stride too: torch's vectorised path takes no other.
+    packed = image.permute(1, 2, 0).contiguous()[None].permute(0, 3, 1, 2)
+    return F.interpolate(packed, (height, width), mode="bilinear", antialias=True)[0]
+
+
+def jitter_colors(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Brightness, contrast and saturation, each by a factor from 1 - strength to 1 + strength, in random order.
+
+    As torchvision's ColorJitter, but rounded once, at the end. The result is in planes. Sums are numpy's and no operation is a
+    fused one, so that the result does not depend on the number of threads.
+    """
+    order = torch.randperm(3, generator=generator).tolist()
+    factors = torch.empty(3).uniform_(1 - strength, 1 + strength, generator=generator).tolist()
+    pixels = torch.empty(image.shape).copy_(image)
+    for operation in order:
+        factor = factors[operation]
+        if operation == 0:
+            pixels *= factor
+        elif operation == 1:
+            means = pixels.flatten(1).numpy().mean(axis=1).tolist()
+            mean = sum(m * w for m, w in zip(means, _GREY, strict=True)) if len(means) == 3 else means[0]
+            pixels.mul_(factor).add_((1 - factor) * mean)
+        elif len(pixels) == 3:
+            red, green, blue = (plane * weight for plane, weight in zip(pixels, _GREY, strict=True))
+            grey = red.add_(green).add_(blue).mul_(1 - factor)
+            pixels.mul_(factor).add_(grey)
+        if factor > 1:  # below that, every pixel moves towards a value that there is
+            pixels.clamp_(0, 255)
+    return torch.from_numpy(pixels.round_().numpy().astype(np.uint8))  # numpy's conversion is the vectorised one
+
+
+def _timm_rand_augment(config: str, image_size: int, mean: Sequence[float]) -> Callable[[Any], Any]:
+    from timm.data.auto_augment import rand_augment_transform
+
+    if len(mean) != 3:
+        raise ValueError(f"rand_augment needs images of 3 channels, got {len(mean)}")
+    fill = tuple(min(255, round(255 * m)) for m in mean)
+    return rand_augment_transform(config, {"translate_const": int(image_size * 0.45), "img_mean": fill})
+
+
+def _timm_random_erasing(probability: float) -> Callable[[Tensor], Tensor]:
+    from timm.data.random_erasing import RandomErasing
+
+    return RandomErasing(probability, mode="pixel", device="cpu")
+
+
+@contextmanager
+def _seeded_globals(key: int) -> Iterator[None]:
+    """timm draws from the global generators of random, numpy and torch: seeded here, and put back after."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key)
+        random.seed(key)
+        np.random.seed(key % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+def _to_pil(image: Tensor) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()))
+
+
+def _to_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

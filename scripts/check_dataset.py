@@ -1,0 +1,72 @@
+"""Decodes every image of a set, an image folder or what pack_tar.py made of one: bad files, images per class, sizes.
+
+    python scripts/check_dataset.py root=/data/imagenet
+    python scripts/check_dataset.py root=/data/imagenet workers=16 output=bad.txt
+
+Ends with 1 if a file is bad.
+"""
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from dkcls.data import create_dataset
+from dkcls.data.base import SPLITS
+from dkcls.data.check import Report, check
+from dkcls.data.encoded import EncodedImages
+from dkcls.data.tar import index_path
+
+
+def splits_of(root: Path) -> dict[str, str]:
+    """{split: kind of data set} of what is there."""
+    kinds = {split: "tar" for split in SPLITS if index_path(root, split).is_file()}
+    return kinds or {split: "imagefolder" for split in SPLITS if (root / split).is_dir()}
+
+
+def describe(dataset: EncodedImages, report: Report) -> str:
+    good = report.bytes > 0
+    lines = [f"  {good.sum()} good and {len(report.bad)} bad files, {report.bytes.sum() / 1e9:.3f} GB"]
+    few, many = int(report.counts.argmin()), int(report.counts.argmax())
+    lines.append(
+        f"  {dataset.num_classes} classes with {np.median(report.counts):g} images in the median, fewest {report.counts[few]} "
+        f"({dataset.class_names[few]}), most {report.counts[many]} ({dataset.class_names[many]})"
+    )
+    for side, values in zip(("height", "width"), report.sides[good].T, strict=True):
+        if len(values):
+            lines.append(f"  {side} {values.min()} to {values.max()}, {np.median(values):g} in the median")
+    return "\n".join([*lines, *(f"  {note}" for note in dataset.notes), *(f"  {bad.message}" for bad in report.bad)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, required=True, help="holds train/ and val/, or the indices of tar shards")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that decode (one per core)")
+    parser.add_argument("--output", type=Path, help="file for the list of bad files")
+    # root=... is as good as --root=...
+    arguments = parser.parse_args([re.sub(r"^(\w+=)", r"--\1", word) for word in sys.argv[1:]])
+    kinds = splits_of(arguments.root)
+    if not kinds:
+        sys.exit(f"check_dataset: {arguments.root} must hold the folders train and val, or what pack_tar.py writes")
+    messages = []
+    for split, kind in kinds.items():
+        try:
+            dataset = create_dataset(kind, arguments.root, split)
+        except (OSError, ValueError) as error:
+            sys.exit(f"check_dataset: {error}")
+        assert isinstance(dataset, EncodedImages)
+        with tqdm(total=len(dataset), unit=" images", desc=split) as bar:
+            report = check(dataset, arguments.workers, bar.update)
+        print(f"{split}:\n{describe(dataset, report)}")
+        messages += [*dataset.notes, *(bad.message for bad in report.bad)]
+    if arguments.output:
+        arguments.output.write_text("".join(f"{message}\n" for message in messages))
+    sys.exit(1 if messages else 0)
+
+
+if __name__ == "__main__":
+    main()

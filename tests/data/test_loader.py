@@ -1,0 +1,150 @@
+"""Batches are a function of (seed, epoch, position) and the rank: not of the workers, nor of what was read before."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from dkcls.data import Normalize, create_dataset, create_loader
+from dkcls.data.base import Batch, ImageDataset, Loaded
+from tests.data.common import assert_same_batches, batches_from
+
+
+class Numbers(ImageDataset):
+    """Images that are their index."""
+
+    class_names, channels, image_size, mean, std = ["a"], 1, 1, (0.5,), (0.5,)
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def load(self, indices, epoch=0):
+        index = torch.as_tensor(indices)
+        return Loaded(Batch(index.byte().view(-1, 1, 1, 1), index * 0 + epoch, index), [])
+
+
+def training_set(name, folder):
+    options = {"deformed_fashion": {}, "imagefolder": {"root": folder, "image_size": 20, "erase_prob": 0.5}}[name]
+    return create_dataset(name, training=True, seed=5, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("name", ["deformed_fashion", "imagefolder"])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_restart_within_an_epoch_is_exact_with_any_number_of_workers(name, workers, shared_folder):
+    options = {"batch_size": 2 if name == "imagefolder" else 1500, "accumulation": 2, "training": True, "seed": 3}
+    dataset = training_set(name, shared_folder)
+    first = create_loader(dataset, **options)
+    whole = {epoch: batches_from(first, epoch, 0) for epoch in (0, 1)}
+    assert len(whole[0]) == len(first) == 2 * first.steps_per_epoch
+    assert not torch.equal(whole[0][0].images, whole[1][0].images)
+    resumed = create_loader(training_set(name, shared_folder), workers=workers, **options)
+    assert_same_batches(batches_from(resumed, 1, 3), whole[1][6:])
+    assert_same_batches(batches_from(resumed, 0, 0), whole[0])
+    assert batches_from(resumed, 0, resumed.steps_per_epoch) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_was_left_within_an_epoch_starts_again_where_it_is_told(workers):
+    loader = create_loader(Numbers(40), 4, training=True, workers=workers)
+    whole = batches_from(loader, 2, 0)
+    loader.set_state(2, 0)
+    next(iter(loader))
+    assert_same_batches(batches_from(loader, 2, 4), whole[4:])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_an_epoch(world_size):
+    def over_ranks(training):
+        loaders = [
+            create_loader(Numbers(50), 4, training=training, rank=rank, world_size=world_size) for rank in range(world_size)
+        ]
+        assert all(len(loader) == len(list(loader)) for loader in loaders)
+        return [index for loader in loaders for batch in loader for index in batch.indices.tolist()]
+
+    trained = over_ranks(True)
+    assert len(trained) == len(set(trained)) == 50 // (4 * world_size) * 4 * world_size
+    assert sorted(over_ranks(False)) == list(range(50))
+
+
+def test_sets_that_differ_in_seed_differ_in_pixels_not_in_order(shared_folder):
+    loaders = [
+        create_loader(create_dataset("imagefolder", shared_folder, training=True, image_size=20, seed=seed), 6, training=True)
+        for seed in (0, 1)
+    ]
+    one, other = (next(iter(loader)) for loader in loaders)
+    assert torch.equal(one.indices, other.indices)
+    assert not torch.equal(one.images, other.images)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_global_generators_are_left_alone(workers, shared_folder):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    list(create_loader(training_set("imagefolder", shared_folder), 6, training=True, workers=workers))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_killed_worker_is_named():
+    loader = create_loader(Numbers(10_000), 2, training=True, workers=1)
+    batches = iter(loader)
+    next(batches)
+    os.kill(loader._loader._iterator._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(
+        RuntimeError, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly: a process that loads data"
+    ):
+        list(batches)
+
+
+class Failing(Numbers):
+    def load(self, indices, epoch=0):
+        raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_other_errors_come_through(workers):
+    with pytest.raises(RuntimeError, match="out of order"):
+        list(create_loader(Failing(8), 2, training=True, workers=workers))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size, accumulation and prefetch must be positive .* got 0, 1, 2 and 0"),
+        ({"workers": -1}, "workers not negative"),
+        ({"rank": 2, "world_size": 2}, "rank must be from 0 to world_size - 1 = 1, got 2"),
+        ({"bad_limit": 3.0}, "bad_limit must be a share from 0 to 1, got 3.0"),
+        ({"batch_size": 9}, "must not exceed the 8 training images"),
+    ],
+)
+def test_wrong_settings_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_loader(Numbers(8), **{"batch_size": 2, "training": True, **options})
+
+
+@pytest.mark.parametrize(("epoch", "position"), [(0, 5), (0, -1), (-1, 0)])
+def test_a_state_outside_the_epoch_is_refused(epoch, position):
+    with pytest.raises(ValueError, match=f"position be from 0 to 4, got {epoch} and {position}"):
+        create_loader(Numbers(8), 2, training=True).set_state(epoch, position)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_normalize(dtype, memory_format):
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 5, 7), dtype=np.uint8))
+    result = Normalize(mean, std, dtype)(images.contiguous(memory_format=memory_format))
+    expected = (images / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    assert result.dtype == dtype
+    assert result.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(result.float(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_normalize_wants_one_number_per_channel():
+    with pytest.raises(ValueError, match="one number per channel"):
+        Normalize((0.5, 0.5), (0.5,))

@@ -1,0 +1,63 @@
+"""Who sees which image when: the counts over ranks, and the order that no rank or worker changes."""
+
+import numpy as np
+import pytest
+
+from dkcls.data.sampler import EvalSampler, TrainSampler
+
+
+def indices(sampler):
+    return [request.indices.tolist() for request in sampler]
+
+
+@pytest.mark.parametrize("length", [60, 61, 100, 119])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_takes_each_image_at_most_once_and_drops_the_rest(length, world_size, accumulation):
+    ranks = [indices(TrainSampler(length, 5, accumulation, rank, world_size, seed=1)) for rank in range(world_size)]
+    assert {len(batches) for batches in ranks} == {length // (5 * accumulation * world_size) * accumulation}
+    assert all(len(batch) == 5 for batches in ranks for batch in batches)
+    seen = [index for batches in ranks for batch in batches for index in batch]
+    assert len(seen) == len(set(seen)) == length // (5 * accumulation * world_size) * 5 * accumulation * world_size
+    assert set(seen) <= set(range(length))
+
+
+@pytest.mark.parametrize("length", [1, 2, 12, 13, 14, 100])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_takes_each_image_exactly_once(length, world_size):
+    samplers = [EvalSampler(length, 5, rank, world_size) for rank in range(world_size)]
+    seen = [index for sampler in samplers for batch in indices(sampler) for index in batch]
+    assert sorted(seen) == list(range(length))
+    assert all(len(sampler) == len(indices(sampler)) for sampler in samplers)
+
+
+@pytest.mark.parametrize(("batch_size", "accumulation", "world_size"), [(12, 1, 1), (4, 3, 1), (6, 1, 2), (2, 2, 3), (4, 1, 3)])
+def test_a_global_batch_is_the_same_however_it_is_made_up(batch_size, accumulation, world_size):
+    order = np.concatenate(indices(TrainSampler(40, 12, 1, 0, 1, seed=3)))
+    ranks = [indices(TrainSampler(40, batch_size, accumulation, rank, world_size, seed=3)) for rank in range(world_size)]
+    for step in range(3):
+        parts = [np.concatenate(batches[step * accumulation : (step + 1) * accumulation]) for batches in ranks]
+        assert np.concatenate(parts).tolist() == order[step * 12 : (step + 1) * 12].tolist()
+
+
+def test_the_order_is_another_in_every_epoch_and_for_every_seed_and_the_same_again():
+    orders = []
+    for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        sampler = TrainSampler(100, 10, 1, 0, 1, seed)
+        sampler.epoch = epoch
+        assert all(request.epoch == epoch for request in sampler)
+        assert indices(sampler) == indices(sampler)
+        orders.append(str(indices(sampler)))
+    assert len(set(orders)) == 4
+
+
+def test_a_position_skips_whole_steps():
+    sampler = TrainSampler(100, 5, 2, 1, 2, seed=0)
+    whole = indices(sampler)
+    sampler.position = 3
+    assert indices(sampler) == whole[6:]
+
+
+def test_a_global_batch_larger_than_the_set_is_refused():
+    with pytest.raises(ValueError, match="global batch 16 x 2 x 4 must not exceed the 100 training images"):
+        TrainSampler(100, 16, 2, 0, 4, seed=0)

@@ -1,0 +1,48 @@
+"""The commands, as a user calls them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_check_dataset_reports_what_is_there(folder, tmp_path):
+    (folder / "val" / "class1" / "001.jpg").write_bytes(b"")
+    result = run("scripts/check_dataset.py", f"root={folder}", "workers=0", f"output={tmp_path / 'bad.txt'}")
+    assert result.returncode == 1, result.stderr
+    assert "22 good and 0 bad files" in result.stdout
+    assert "6 good and 1 bad files" in result.stdout
+    assert "3 classes with 7 images in the median, fewest 7 (class1), most 8 (class0)" in result.stdout
+    assert "height 47 to 47" in result.stdout
+    assert (tmp_path / "bad.txt").read_text() == f"{folder / 'val' / 'class1' / '001.jpg'}: empty file\n"
+
+
+def test_pack_tar_then_check(folder, tmp_path):
+    result = run("scripts/pack_tar.py", f"root={folder}", f"output={tmp_path / 'tar'}", "shard=10")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        "train: 22 images in 3 shards, read back and compared",
+        "val: 7 images in 1 shards, read back and compared",
+    ]
+    checked = run("scripts/check_dataset.py", "--root", str(tmp_path / "tar"), "--workers", "0")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_wrong_root_is_one_sentence(tmp_path):
+    for script, extra in (("check_dataset", []), ("pack_tar", [f"output={tmp_path}"])):
+        result = run(f"scripts/{script}.py", f"root={tmp_path / 'nowhere'}", *extra)
+        assert result.returncode == 1
+        assert result.stderr.startswith(f"{script}: {tmp_path / 'nowhere'} must hold the folders train and val")
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_bench_data_runs():
+    result = run("scripts/bench_data.py", "--images", "10", "--rounds", "1", "--workers", "0")
+    assert result.returncode == 0, result.stderr
+    assert "pixels differ from PIL's by at most 1 level" in result.stdout
+    assert result.stdout.count("| ours   ") == 2
