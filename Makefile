@@ -3,7 +3,7 @@ BIN := .venv/bin
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint gpu-check bench report clean
+.PHONY: help setup train eval test lint gpu-check bench report clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,6 +18,9 @@ setup: .venv/installed  ## make .venv and install everything into it, once
 
 train: setup  ## set up, then train the embedded default: minutes on a CPU; ARGS="model.scope=5" to change it
 	$(BIN)/python train.py $(ARGS)
+
+eval: setup  ## evaluate what make train made, on its test split
+	$(BIN)/python eval.py checkpoint=runs/quickstart/best.pt split=test $(ARGS)
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -32,7 +32,8 @@ def main(composed: DictConfig) -> None:
 
 def show(result: dict[str, Any], run: str) -> None:
     curves = plot_curves(f"{run}/metrics.jsonl", f"{run}/curves.png")
-    rows = [(name.replace("_", " "), f"{value:,.6g}") for name, value in result.items() if name != "name"]
+    figures = {name.replace("_", " "): value for name, value in result.items() if name != "name"}
+    rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}") for name, value in figures.items()]
     rows += [("checkpoints", f"{run}/best.pt, {run}/last.pt"), ("curves", str(curves))]
     rows += [("TensorBoard", f"tensorboard --logdir {run}"), ("evaluate", f"python eval.py checkpoint={run}/best.pt")]
     print_table(result["name"], rows)

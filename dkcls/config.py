@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 FREE = frozenset(
     {
@@ -200,29 +200,59 @@ class Config:
         return asdict(self)
 
 
+@dataclass
+class EvalConfig:
+    """What eval.py takes. Network, data set and transforms are in the checkpoint."""
+
+    checkpoint: Any = MISSING  # a path, or several as [a,b]
+    split: str = "val"  # train, val, test
+    weights: str = "auto"  # auto: the moving average if there is one; ema, model
+    root: str | None = None  # of the data; null: where it was in training
+    image_size: int | None = None  # null: as in training
+    crop_ratio: float | None = None  # null: as in training
+    batch_size: int = 256  # per rank
+    workers: int | None = None  # null: as in training
+    precision: str = "fp32"  # fp32, bf16, fp16
+    device: str = "auto"  # auto, cpu, cuda
+    json: str | None = None  # a file to write the figures to
+    timeout: float = 600.0  # seconds that a rank waits for the others
+
+    def __post_init__(self) -> None:
+        _check("weights", self.weights, self.weights in ("auto", "ema", "model"), "auto, ema or model")
+        _check("precision", self.precision, self.precision in ("fp32", "bf16", "fp16"), "fp32, bf16 or fp16")
+        _check("device", self.device, self.device in ("auto", "cpu", "cuda"), "auto, cpu or cuda")
+        _check("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+
+
 def register() -> None:
-    """Tells Hydra of the schema: `- schema` in a defaults list."""
+    """Tells Hydra of the schemas: `- schema` or `- eval_schema` in a defaults list."""
     ConfigStore.instance().store(name="schema", node=Config)
+    ConfigStore.instance().store(name="eval_schema", node=EvalConfig)
 
 
-def to_config(composed: DictConfig) -> Config:
-    """Typed objects, with ranges checked. ValueError says which key is wrong."""
-    valid = set(valid_keys())
+def to_config(composed: DictConfig) -> Any:
+    """Typed objects, a Config or an EvalConfig, with ranges checked. ValueError says which key is wrong."""
+    kind = OmegaConf.get_type(composed) or Config
+    valid = set(valid_keys(kind))
     for key, _ in flat(OmegaConf.to_container(composed)):  # type: ignore[arg-type]
         if key not in valid:
-            raise ValueError(unknown_key(key))
-    config = OmegaConf.to_object(composed)
-    assert isinstance(config, Config)
-    return config
+            raise ValueError(unknown_key(key, kind))
+    return OmegaConf.to_object(composed)
 
 
-def valid_keys() -> list[str]:
-    return [key for key, _ in flat(Config().to_dict())]
+def from_dict(values: Mapping[str, Any]) -> Config:
+    """The config that `Config.to_dict` came from, as in a checkpoint."""
+    return to_config(OmegaConf.merge(OmegaConf.structured(Config), dict(values)))  # type: ignore[arg-type]
 
 
-def unknown_key(key: str) -> str:
+def valid_keys(kind: type = Config) -> list[str]:
+    return [key for key, _ in flat(asdict(kind()))]
+
+
+def unknown_key(key: str, kind: type = Config) -> str:
     """A sentence for a key that there is not."""
-    near = get_close_matches(key, valid_keys(), 1, 0.5) or get_close_matches(key.split(".")[-1], valid_keys(), 1, 0.3)
+    valid = valid_keys(kind)
+    near = get_close_matches(key, valid, 1, 0.5) or get_close_matches(key.split(".")[-1], valid, 1, 0.3)
     return f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 

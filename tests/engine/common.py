@@ -22,10 +22,10 @@ SMALL = (
 
 
 def run_train(
-    folder: Path, *overrides: str, ranks: int = 1, kill: tuple[str, int] | None = None, script: Path = ROOT / "train.py"
+    folder: Path, *overrides: str, ranks: int = 1, kill: tuple[str, int] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """In `folder`, by torchrun if there are several ranks; with `kill`, killed where killed.py says."""
-    command = [str(KILLED), kill[0], str(kill[1])] if kill else [str(script)]
+    command = [str(KILLED), kill[0], str(kill[1])] if kill else [str(ROOT / "train.py")]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     # Into files: helpers of a killed process may outlive it, and a pipe would stay open for as long.
@@ -37,10 +37,10 @@ def run_train(
         return subprocess.CompletedProcess(arguments, done.returncode, out.read(), err.read())
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str) -> int:
-    """The same in this process, which need not import everything again. Returns the exit code."""
+def run_here(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, script: str = "train.py") -> int:
+    """The same in this process, which need not import everything again; or another script. Returns the exit code."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *SMALL, *overrides])
+    monkeypatch.setattr(sys, "argv", [str(ROOT / script), *(SMALL if script == "train.py" else ()), *overrides])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(sys.argv[0], run_name="__main__")
     return exit.value.code or 0  # type: ignore[return-value]
