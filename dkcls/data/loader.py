@@ -1,6 +1,7 @@
 """Batches from a data set: torch's DataLoader with our order, resumable at any step, and bad files reported."""
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 import threading
@@ -92,12 +93,19 @@ class Loader:
                 self.bad_files.add(bad)
                 if len(batch.targets):  # an evaluation leaves bad files out
                     yield batch
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error) or "exited unexpectedly" not in str(error):
+        except (RuntimeError, OSError, EOFError) as error:  # what a dead worker leaves its readers with
+            dead = self._dead_workers()
+            if not dead:
                 raise
             raise RuntimeError(
-                f"{error}: a process that loads data died, most often killed for want of memory; use fewer workers or restart"
+                f"a process that loads data died ({dead}), most often killed for want of memory; use fewer workers or restart"
             ) from error
+
+    def _dead_workers(self) -> str:
+        """The workers that ended, or do within a second."""
+        workers = getattr(self._loader._iterator, "_workers", [])
+        multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=1)
+        return ", ".join(f"pid {worker.pid}, exit code {worker.exitcode}" for worker in workers if worker.exitcode is not None)
 
 
 def create_loader(

@@ -9,6 +9,8 @@ Grid = str | float
 
 def pair(value: int | Sequence[int], name: str, minimum: int) -> Pair:
     """An int or a pair of ints as a pair, checked."""
+    if type(value) is int and value >= minimum:
+        return value, value
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(values) != 2 or any(not isinstance(v, int) or isinstance(v, bool) or v < minimum for v in values):
         raise ValueError(f"{name} must be an int or a pair of ints, each at least {minimum}, got {value!r}")

@@ -9,6 +9,7 @@ from dkcls.data import decode as module
 from dkcls.data.decode import BadImage, EncodedImage
 from tests.data.common import encoded, photograph
 
+pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities of TorchVision are deprecated")
 PHOTO = photograph(0)
 EXIF_TURNED, EXIF_UPRIGHT = Image.Exif(), Image.Exif()
 EXIF_TURNED[0x112], EXIF_UPRIGHT[0x112] = 6, 1
@@ -132,6 +133,7 @@ def test_damaged_files_are_named(data, message):
 
 
 @pytest.mark.usefixtures("decoder")
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Metadata Warning", "ignore:Truncated File Read")
 def test_bytes_damaged_at_random_are_an_image_or_bad_and_nothing_else():
     generator = np.random.default_rng(0)
     whole = [encoded(PHOTO), encoded(PHOTO, progressive=True), encoded(PHOTO, exif=EXIF_UPRIGHT), encoded(PHOTO, "png")]

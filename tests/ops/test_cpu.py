@@ -133,7 +133,7 @@ def test_fresh_memory_is_not_read(case, monkeypatch):
 
 @pytest.mark.parametrize("case", [Case(n=8, c=64, size=(14, 14)), Case(n=1, c=512, size=(7, 7)), Case(n=64, c=8, size=(3, 3))])
 @pytest.mark.parametrize("scope", [4, 9])
-def test_extra_memory_is_half_an_input_and_a_copy_of_the_weight_at_most(case, scope, monkeypatch):
+def test_extra_memory_is_half_an_input_and_two_copies_of_the_weight_at_most(case, scope, monkeypatch):
     x = torch.randn(case.n, case.c, *case.size).contiguous(memory_format=torch.channels_last)
     weight, offset = torch.randn(case.c, 1, scope, scope), torch.randn(case.n, 18, *case.size)
     geometry = cpu.Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1.0, 1.0), "hard")
@@ -141,7 +141,7 @@ def test_extra_memory_is_half_an_input_and_a_copy_of_the_weight_at_most(case, sc
     monkeypatch.setattr(cpu, "_empty", lambda *shape: allocated.append(torch.empty(shape)) or allocated[-1])
     cpu.backward(x, x, weight, offset, None, geometry, [True] * 4)
     extra = sum(t.numel() for t in allocated) - offset.numel() - weight.numel()
-    assert extra <= x.numel() / 2 + weight.numel()
+    assert extra <= x.numel() / 2 + 2 * weight.numel()  # it and its gradient, channels last
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])

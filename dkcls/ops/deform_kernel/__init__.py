@@ -84,7 +84,8 @@ def _check_offsets(x: Tensor, kernel_offset: Tensor | None, image_offset: Tensor
     for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
         if offset is None:
             continue
-        shapes = f"[N, 2*Kh*Kw, Ho, Wo] = {local}" + (f" or [N, 2*Kh*Kw] = {whole}" if name == "kernel_offset" else "")
-        if list(offset.shape) != local and not (name == "kernel_offset" and list(offset.shape) == whole):
-            raise ValueError(f"{name} must be {shapes}, got {list(offset.shape)}")
+        shape = list(offset.shape)
+        if shape != local and not (name == "kernel_offset" and shape == whole):
+            shapes = f"[N, 2*Kh*Kw, Ho, Wo] = {local}" + (f" or [N, 2*Kh*Kw] = {whole}" if name == "kernel_offset" else "")
+            raise ValueError(f"{name} must be {shapes}, got {shape}")
         check_offset(name, offset, x)

@@ -40,9 +40,10 @@ def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offse
     if x.dtype == torch.float64 or _kernels() is None:
         return _widened(tap_loop.forward, x, weight, kernel_offset, image_offset, geometry).to(x.dtype)
     call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
-    dense = _densify(x, weight, kernel_offset, image_offset, call)
+    dense = _densify(x, weight, kernel_offset, image_offset)
+    entries = _empty(*weight.shape)
     out = _empty_channels_last(call.sizes.images, call.sizes.channels, call.sizes.out_height, call.sizes.out_width)
-    _launch("forward", call.sizes, call.address, *_arguments(*dense), out.data_ptr())
+    _launch("forward", call.sizes, call.address, *_arguments(*dense), entries.data_ptr(), out.data_ptr())
     return out.to(x.dtype)
 
 
@@ -60,8 +61,9 @@ def backward(
         return _widened(tap_loop.backward, grad, x, weight, kernel_offset, image_offset, geometry, needs)
     call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
     sizes, split, projected, constants = call.sizes, call.split, geometry.clip == "projected", call.address
-    dense = _densify(x, weight, kernel_offset, image_offset, call)
+    dense = _densify(x, weight, kernel_offset, image_offset)
     arguments = _arguments(*dense)
+    entries = _empty(*weight.shape)
     grad = _widen(grad).contiguous(memory_format=torch.channels_last)
     grad_x = _empty_channels_last(*x.shape) if needs[0] else None
     parts, grad_weight = _empty(split.groups, sizes.entries, sizes.channels), _empty(*weight.shape)
@@ -71,7 +73,7 @@ def backward(
     )
     results = (grad_x, parts, grad_weight, grad_kernel, grad_image)
     addresses = (None if t is None else t.data_ptr() for t in results)
-    _launch("backward", sizes, split, projected, constants, *arguments, grad.data_ptr(), *addresses)
+    _launch("backward", sizes, split, projected, constants, *arguments, entries.data_ptr(), grad.data_ptr(), *addresses)
 
     if split.blocks > 1:
         grad_kernel, grad_image = (None if g is None else _add_up(g).clone() for g in (grad_kernel, grad_image))
@@ -127,11 +129,10 @@ def _hashable(geometry: Geometry) -> Geometry:
     return Geometry(tuple(size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), "")
 
 
-def _densify(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, call: _Call) -> list[Any]:
-    """Float32; x channels last, weight [kernels, entries, C], the offsets as they are."""
-    weight = _widen(weight).reshape(call.sizes.kernels, call.sizes.channels, call.sizes.entries)
+def _densify(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None) -> list[Any]:
+    """Float32; x channels last, the weight contiguous, the offsets as they are."""
     x = _widen(x).contiguous(memory_format=torch.channels_last)
-    return [x, weight.transpose(1, 2).contiguous(), _widen(kernel_offset), _widen(image_offset)]
+    return [x, _widen(weight).contiguous(), _widen(kernel_offset), _widen(image_offset)]
 
 
 def _arguments(x: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any]:

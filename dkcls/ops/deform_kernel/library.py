@@ -6,6 +6,7 @@ empty tensor, since an op cannot return None.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -27,7 +28,12 @@ def default_backend(tensor: Tensor) -> str:
 
 
 def _backend(name: str, tensor: Tensor) -> ModuleType:
-    return import_module(f"dkcls.ops.deform_kernel.{_MODULES[name or default_backend(tensor)]}")
+    return _module(name or default_backend(tensor))
+
+
+@cache
+def _module(backend: str) -> ModuleType:
+    return import_module(f"dkcls.ops.deform_kernel.{_MODULES[backend]}")
 
 
 def _layout(x: Tensor) -> torch.memory_format:

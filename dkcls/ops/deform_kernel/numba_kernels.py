@@ -1,9 +1,10 @@
 """The operator's CPU kernels, compiled by numba for the machine they run on.
 
-Tensors come as addresses of float32 numbers, channels last: x and grad_x [N, H, W, C], out and grad [N, Ho, Wo, C], weight
-[*, T, C], gradients of offsets [*, N, Ho, Wo, 2*Kh*Kw]. With kernel offsets, T = Sh*Sw entries of the scope; without, T =
-Kh*Kw taps. Backward leaves the weight's gradient in parts, [groups, T, C], and collects them as PyTorch wants them, [*, C, T].
-Offsets come in any layout. What is None is compiled out: local DK, DCN, both together and global DK are one source.
+Tensors come as addresses of float32 numbers, channels last: x and grad_x [N, H, W, C], out and grad [N, Ho, Wo, C],
+gradients of offsets [*, N, Ho, Wo, 2*Kh*Kw]. With kernel offsets, the weight has T = Sh*Sw entries of the scope; without, T =
+Kh*Kw taps. It comes as PyTorch has it, [*, C, T], and is turned into `entries`, [*, T, C]; backward makes its gradient in
+parts, [groups, T, C], and turns it back. Offsets come in any layout. What is None is compiled out: local DK, DCN, both together
+and global DK are one source.
 
 A position is done in two steps. `locate` lists the taps that touch the image: where each reads, and the bilinear shares.
 Then the channels stream through that list, vector by vector.
@@ -134,16 +135,29 @@ def forward_row(row, sizes, constants, x, weight, kernel_offset, image_offset, o
             forward_chunk(rest, c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps)
 
 
+@worker
+def turn(sizes, weight, entries):
+    """The weight, from [*, C, T] to [*, T, C]."""
+    channels, count = sizes.channels, sizes.entries
+    for kernel in range(sizes.kernels):
+        source, target = pointer(weight, kernel * channels * count), pointer(entries, kernel * channels * count)
+        for c in range(channels):
+            for entry in range(count):
+                target[entry * channels + c] = source[c * count + entry]
+
+
 @driver
-def forward_serial(sizes, constants, x, weight, kernel_offset, image_offset, out):
+def forward_serial(sizes, constants, x, weight, kernel_offset, image_offset, entries, out):
+    turn(sizes, weight, entries)
     for row in range(sizes.images * sizes.out_height):
-        forward_row(row, sizes, constants, x, weight, kernel_offset, image_offset, out)
+        forward_row(row, sizes, constants, x, entries, kernel_offset, image_offset, out)
 
 
 @parallel_driver
-def forward_parallel(sizes, constants, x, weight, kernel_offset, image_offset, out):
+def forward_parallel(sizes, constants, x, weight, kernel_offset, image_offset, entries, out):
+    turn(sizes, weight, entries)
     for row in prange(sizes.images * sizes.out_height):
-        forward_row(np.int64(row), sizes, constants, x, weight, kernel_offset, image_offset, out)
+        forward_row(np.int64(row), sizes, constants, x, entries, kernel_offset, image_offset, out)
 
 
 @inlined
@@ -382,12 +396,13 @@ def collect(task, sizes, split, parts, grad_weight):
 
 @driver
 def backward_serial(
-    sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
+    sizes, split, projected, constants, x, weight, kernel_offset, image_offset, entries,
     grad, grad_x, parts, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
+    turn(sizes, weight, entries)
     for task in range(split.groups * split.blocks):
         backward_task(
-            task, sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
+            task, sizes, split, projected, constants, x, entries, kernel_offset, image_offset,
             grad, grad_x, parts, grad_kernel, grad_image,
         )  # fmt: skip
     for task in range(sizes.kernels * ((sizes.channels + COLLECTED - 1) // COLLECTED)):
@@ -396,12 +411,13 @@ def backward_serial(
 
 @parallel_driver
 def backward_parallel(
-    sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
+    sizes, split, projected, constants, x, weight, kernel_offset, image_offset, entries,
     grad, grad_x, parts, grad_weight, grad_kernel, grad_image,
 ):  # fmt: skip
+    turn(sizes, weight, entries)
     for task in prange(split.groups * split.blocks):
         backward_task(
-            np.int64(task), sizes, split, projected, constants, x, weight, kernel_offset, image_offset,
+            np.int64(task), sizes, split, projected, constants, x, entries, kernel_offset, image_offset,
             grad, grad_x, parts, grad_kernel, grad_image,
         )  # fmt: skip
     for task in prange(sizes.kernels * ((sizes.channels + COLLECTED - 1) // COLLECTED)):
