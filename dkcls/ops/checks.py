@@ -14,11 +14,15 @@ def autocast(input: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any
     """Under autocast: input and weight in the low precision, offsets in float32. Float64 is left alone, as PyTorch does."""
     device = input.device.type
     tensors = [input, weight, *offsets]
-    if not torch.is_autocast_enabled(device):
+    if not _autocasts(device):
         return tensors
     low = torch.get_autocast_dtype(device)
     dtypes = [low, low, *(torch.float32 for _ in offsets)]
     return [t if t is None or t.dtype == torch.float64 else t.to(d) for t, d in zip(tensors, dtypes, strict=True)]
+
+
+def _autocasts(device: str) -> bool:
+    return device != "meta" and torch.is_autocast_enabled(device)  # it raises on the meta device
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
@@ -45,7 +49,7 @@ def check_same(name: str, tensor: Tensor, like: Tensor, like_name: str = "input"
     """One device and, outside autocast, one dtype."""
     if tensor.device != like.device:
         raise ValueError(f"{name} must be on {like_name}'s device {like.device}, got {tensor.device}")
-    if tensor.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type):
+    if tensor.dtype != like.dtype and not _autocasts(like.device.type):
         raise ValueError(f"{name} must have {like_name}'s dtype {like.dtype}, got {tensor.dtype}")
 
 

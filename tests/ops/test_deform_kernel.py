@@ -318,3 +318,8 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
 def test_bad_arguments_are_named(tensors, options, message):
     with pytest.raises(ValueError, match=message):
         deform_kernel2d(*tensors, **({"padding": 1} | options))
+
+
+def test_meta_tensors_have_shapes():
+    x, weight, offset = (torch.empty(shape, device="meta") for shape in ((2, 8, 9, 9), (8, 1, 4, 4), (2, 18, 5, 5)))
+    assert deform_kernel2d(x, weight, offset, stride=2, padding=1).shape == (2, 8, 5, 5)
