@@ -3,7 +3,7 @@ BIN := .venv/bin
 JOBS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval test lint gpu-check bench report clean
+.PHONY: help setup train eval test lint drill gpu-check bench report clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ lint: setup  ## ruff and mypy
 test: lint  ## set up, then ruff, mypy and every test
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not interpreter"
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m interpreter
+
+drill: setup  ## do to runs what machines do to them, and say what was lost; ARGS="only=[kill]"
+	$(BIN)/python scripts/drill.py $(ARGS)
 
 gpu-check: setup  ## on a machine with a GPU: tests, benchmark and report on the device, in one file to send back
 	$(BIN)/python scripts/gpu_check.py

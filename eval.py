@@ -3,15 +3,14 @@
 Network, data set and transforms are in the checkpoint; `python eval.py --help` lists what can be changed.
 """
 
-import json
 import sys
-from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dkcls.config import EvalConfig, register, to_config
-from dkcls.engine import cli, distributed
+from dkcls.engine import cli, distributed, eval_report
 from dkcls.engine.checkpoint_eval import evaluate_checkpoint
 
 register()
@@ -20,17 +19,20 @@ register()
 @hydra.main(version_base="1.3", config_path="configs", config_name="eval")
 def main(composed: DictConfig) -> None:
     with cli.errors(EvalConfig):
-        config = to_config(composed)
-        paths = [config.checkpoint] if isinstance(config.checkpoint, str) else list(config.checkpoint)
+        config, overrides = to_config(composed), HydraConfig.get().overrides.task
+        paths = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+        eval_report.check_confusion(config.confusion, len(paths))
         with distributed.start(config.device, config.timeout) as world:
-            results = [evaluate_checkpoint(path, config, world) for path in paths]
+            results = [evaluate_checkpoint(path, config, overrides, world) for path in paths]
             if not world.is_main:
                 return
-        print(f"| {' | '.join(results[0])} |\n|{'---|' * len(results[0])}")
-        for result in results:
-            print(f"| {' | '.join(f'{v:.4f}' if isinstance(v, float) else str(v) for v in result.values())} |")
+        print(eval_report.table(results))
         if config.json:
-            Path(config.json).write_text(json.dumps(results, indent=2))
+            eval_report.write_json(config.json, results)
+        if config.per_class:
+            eval_report.write_per_class(config.per_class, results)
+        if config.confusion:
+            eval_report.draw_confusion(config.confusion, results[0])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from dkcls.data import Batch, Normalize
 
+GREY = (0.299, 0.587, 0.114)  # what red, green and blue count
+
 
 class Classification:
     """Cross entropy, top-1 and top-5.
@@ -34,7 +36,7 @@ class Classification:
         cutmix: float = 0.0,
         channels_last: bool = True,
     ):
-        self.device, self.label_smoothing = device, label_smoothing
+        self.device, self.channels, self.label_smoothing = device, len(mean), label_smoothing
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.normalize = Normalize(mean, std).to(device)
         self.mixup = None
@@ -43,7 +45,8 @@ class Classification:
 
     def images(self, batch: Batch) -> Tensor:
         """As the network takes them."""
-        return self.normalize(batch.images.to(self.device, non_blocking=True, memory_format=self.layout))
+        images = fit_channels(batch.images, self.channels)
+        return self.normalize(images.to(self.device, non_blocking=True, memory_format=self.layout))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         images, targets = self.images(batch), batch.targets.to(self.device, non_blocking=True)
@@ -58,7 +61,9 @@ class Classification:
 
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
         targets = batch.targets.to(self.device, non_blocking=True)
-        logits = model(self.images(batch)).float()
+        return self.measure_logits(model(self.images(batch)).float(), targets)
+
+    def measure_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
         loss = F.cross_entropy(logits.double(), targets, reduction="sum")
         return torch.stack([loss.new_tensor(len(targets)), loss, *(count.double() for count in _correct(logits, targets))])
 
@@ -68,6 +73,18 @@ class Classification:
         images = max(total["images"], 1)
         shares = {name: 100 * total[name] / images for name in ("top1", "top5")}
         return {"loss": total["loss"] / images, **shares, "images": int(total["images"])}
+
+
+def fit_channels(images: Tensor, channels: int) -> Tensor:
+    """uint8 [B, C, H, W]: colour as grey, as PIL converts it, or grey in three channels."""
+    if images.shape[1] == channels:
+        return images
+    if (images.shape[1], channels) == (1, 3):
+        return images.expand(-1, 3, -1, -1)
+    if (images.shape[1], channels) == (3, 1):
+        shares = images.new_tensor(GREY, dtype=torch.float32).view(3, 1, 1)
+        return (images * shares).sum(1, keepdim=True).round().byte()
+    raise ValueError(f"images must have {channels} channels, as the network takes them, got {images.shape[1]}")
 
 
 def _correct(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

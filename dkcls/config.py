@@ -10,11 +10,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 FREE = frozenset(
     {
         "name", "out", "resume", "data.root", "data.workers", "data.prefetch", "data.download", "data.bad_limit",
+        "data.worker_restarts",
         "train.device", "train.dry_run", "train.timeout", "train.max_bad_steps", "train.on_save_error",
         "train.checkpoint_every", "train.keep", "log.every", "log.tensorboard", "log.images",
     }
@@ -25,8 +26,9 @@ FREE = frozenset(
 class ModelConfig:
     """A network by its name in timm. What is null is left to the network's own default."""
 
-    name: str = "mobilenetv2_nano"  # ours: resnet50_dw, mobilenetv2_dw, mobilenetv2_nano; or any of timm's
+    name: str | None = None  # ours: resnet50_dw, mobilenetv2_dw, mobilenetv2_nano; any of timm's; null: the checkpoint's
     pretrained: str | None = None  # a checkpoint or .safetensors to start from; rigid weights fit DK networks too
+    freeze: Any = None  # "backbone", all but the classifier; or the beginnings of names: [conv_stem,bn1,blocks.0]
     spatial: str | None = None  # depthwise: rigid, static, global_dk, local_dk, dcn, dcn_local_dk, cond
     pointwise: str | None = None  # 1x1: rigid, global_dk, cond
     scope: int | None = None  # of the depthwise deformable kernels
@@ -42,7 +44,7 @@ class ModelConfig:
 
     def arguments(self) -> dict[str, Any]:
         """Of timm.create_model."""
-        named = {key: value for key, value in vars(self).items() if key not in ("name", "pretrained", "kwargs")}
+        named = {key: value for key, value in vars(self).items() if key not in ("name", "pretrained", "freeze", "kwargs")}
         return {key: value for key, value in named.items() if value is not None} | self.kwargs
 
 
@@ -66,12 +68,13 @@ class DataConfig:
     object_rotation: list[float] | None = None  # deformed_fashion: degrees, [-60,60]
     noise: float | None = None  # deformed_fashion: standard deviation, 0.1
     clutter: int | None = None  # deformed_fashion: patches of other objects, 0
-    length: int | None = None  # synthetic: how many images, 1281167
+    length: int | None = None  # how many images: synthetic 1281167; deformed_fashion: the first so many of a split
     num_classes: int | None = None  # synthetic: 1000
     download: bool = False  # torchvision's sets
     workers: int = 4  # processes per rank; 0: load in the training process
     prefetch: int = 2  # batches ahead per worker
     bad_limit: float = 0.001  # the run stops when more than this share of the files is bad
+    worker_restarts: int = 3  # how often workers that died, killed for want of memory, are started again; 0: the run stops
 
     def __post_init__(self) -> None:
         _check("data.workers", self.workers, self.workers >= 0, "at least 0")
@@ -97,6 +100,7 @@ class OptimConfig:
     lr: float | None = None  # null: base_lr * train.batch_size / 256
     base_lr: float = 0.1
     generator_lr: float = 0.01  # multiplier of the learning rate of all offset generators (DK and DCN)
+    backbone_lr: float = 1.0  # multiplier of the learning rate of all but the classifier, generators among them
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 4e-5
@@ -107,7 +111,7 @@ class OptimConfig:
         for key in ("lr", "base_lr", "clip_grad"):
             value = getattr(self, key)
             _check(f"optim.{key}", value, value is None or value > 0, "above 0")
-        for key in ("generator_lr", "weight_decay"):
+        for key in ("generator_lr", "backbone_lr", "weight_decay"):
             _check(f"optim.{key}", getattr(self, key), getattr(self, key) >= 0, "at least 0")
         _check("optim.momentum", self.momentum, 0 <= self.momentum < 1, "from 0 to below 1")
 
@@ -122,6 +126,10 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         _check("schedule.epochs", self.epochs, self.epochs >= 1, "at least 1")
         _check("schedule.warmup_epochs", self.warmup_epochs, 0 <= self.warmup_epochs < self.epochs, "from 0 to below epochs")
+
+    def steps(self, per_epoch: int) -> tuple[int, int]:
+        """In all, and of warm-up."""
+        return self.epochs * per_epoch, round(self.warmup_epochs * per_epoch)
 
 
 @dataclass
@@ -151,8 +159,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for key in ("batch_size", "accumulation", "eval_every", "keep"):
             _check(f"train.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
-        _check("train.precision", self.precision, self.precision in ("fp32", "bf16", "fp16"), "fp32, bf16 or fp16")
-        _check("train.device", self.device, self.device in ("auto", "cpu", "cuda"), "auto, cpu or cuda")
+        check_device("train.", self.device, self.precision)
         _check("train.on_save_error", self.on_save_error, self.on_save_error in ("stop", "continue"), "stop or continue")
         _check("train.label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 1, "from 0 to below 1")
         _check("train.ema_decay", self.ema_decay, self.ema_decay is None or 0 < self.ema_decay < 1, "between 0 and 1")
@@ -202,26 +209,36 @@ class Config:
 
 @dataclass
 class EvalConfig:
-    """What eval.py takes. Network, data set and transforms are in the checkpoint."""
+    """What eval.py takes. A checkpoint knows its network and its data; what is given of `data` goes on top."""
 
-    checkpoint: Any = MISSING  # a path, or several as [a,b]
+    checkpoint: Any = None  # a path, or several as [a,b]; or an exported .safetensors or .onnx; short for model.pretrained
+    model: ModelConfig = field(default_factory=ModelConfig)  # of weights that do not say what they are
+    data: DataConfig = field(default_factory=DataConfig)
     split: str = "val"  # train, val, test
     weights: str = "auto"  # auto: the moving average if there is one; ema, model
-    root: str | None = None  # of the data; null: where it was in training
-    image_size: int | None = None  # null: as in training
-    crop_ratio: float | None = None  # null: as in training
+    flip: bool = False  # the mean of the probabilities of an image and its mirror image
     batch_size: int = 256  # per rank
-    workers: int | None = None  # null: as in training
     precision: str = "fp32"  # fp32, bf16, fp16
     device: str = "auto"  # auto, cpu, cuda
-    json: str | None = None  # a file to write the figures to
+    json: str | None = None  # a file for the figures
+    per_class: str | None = None  # a .csv file for the figures of every class
+    confusion: str | None = None  # a .png file for the confusion matrix, of at most 100 classes
     timeout: float = 600.0  # seconds that a rank waits for the others
 
     def __post_init__(self) -> None:
-        _check("weights", self.weights, self.weights in ("auto", "ema", "model"), "auto, ema or model")
-        _check("precision", self.precision, self.precision in ("fp32", "bf16", "fp16"), "fp32, bf16 or fp16")
-        _check("device", self.device, self.device in ("auto", "cpu", "cuda"), "auto, cpu or cuda")
+        check_weights(self.weights)
+        check_device("", self.device, self.precision)
         _check("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+
+
+def check_weights(weights: str) -> None:
+    _check("weights", weights, weights in ("auto", "ema", "model"), "auto, ema or model")
+
+
+def check_device(prefix: str, device: str, precision: str) -> None:
+    """`prefix`: of the keys."""
+    _check(f"{prefix}device", device, device in ("auto", "cpu", "cuda"), "auto, cpu or cuda")
+    _check(f"{prefix}precision", precision, precision in ("fp32", "bf16", "fp16"), "fp32, bf16 or fp16")
 
 
 def register() -> None:
@@ -267,7 +284,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """'key: old -> new' for what makes two configs two runs."""
-    before, after = dict(flat(old)), dict(flat(new))
+    before, after = dict(flat(Config().to_dict())) | dict(flat(old)), dict(flat(new))  # a key that is new was at its default
     keys = [key for key in after if key not in FREE and before.get(key) != after[key]]
     return [f"{key}: {before.get(key)} -> {after[key]}" for key in keys]
 

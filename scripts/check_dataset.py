@@ -6,13 +6,13 @@
 Ends with 1 if a file is bad.
 """
 
-import argparse
 import os
-import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from omegaconf import MISSING
 from tqdm import tqdm
 
 from dkcls.data import create_dataset
@@ -20,6 +20,14 @@ from dkcls.data.base import SPLITS
 from dkcls.data.check import Report, check
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.tar import index_path
+from dkcls.engine import cli
+
+
+@dataclass
+class Arguments:
+    root: Path = MISSING  # holds train/ and val/, or the indices of tar shards
+    workers: int = os.cpu_count() or 1  # processes that decode
+    output: Path | None = None  # a file for the list of bad files
 
 
 def splits_of(root: Path) -> dict[str, str]:
@@ -42,22 +50,13 @@ def describe(dataset: EncodedImages, report: Report) -> str:
     return "\n".join([*lines, *(f"  {note}" for note in dataset.notes), *(f"  {bad.message}" for bad in report.bad)])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, required=True, help="holds train/ and val/, or the indices of tar shards")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that decode (one per core)")
-    parser.add_argument("--output", type=Path, help="file for the list of bad files")
-    # root=... is as good as --root=...
-    arguments = parser.parse_args([re.sub(r"^(\w+=)", r"--\1", word) for word in sys.argv[1:]])
+def main(arguments: Arguments) -> int:
     kinds = splits_of(arguments.root)
     if not kinds:
-        sys.exit(f"check_dataset: {arguments.root} must hold the folders train and val, or what pack_tar.py writes")
+        raise cli.UserError(f"{arguments.root} must hold the folders train and val, or what pack_tar.py writes")
     messages = []
     for split, kind in kinds.items():
-        try:
-            dataset = create_dataset(kind, arguments.root, split)
-        except (OSError, ValueError) as error:
-            sys.exit(f"check_dataset: {error}")
+        dataset = create_dataset(kind, arguments.root, split)
         assert isinstance(dataset, EncodedImages)
         with tqdm(total=len(dataset), unit=" images", desc=split) as bar:
             report = check(dataset, arguments.workers, bar.update)
@@ -65,8 +64,8 @@ def main() -> None:
         messages += [*dataset.notes, *(bad.message for bad in report.bad)]
     if arguments.output:
         arguments.output.write_text("".join(f"{message}\n" for message in messages))
-    sys.exit(1 if messages else 0)
+    return 1 if messages else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.script(Arguments, main, __doc__))

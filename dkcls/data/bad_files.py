@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from pathlib import Path
+from typing import Any
 
 from dkcls.data.base import BadFile
 
@@ -55,5 +55,9 @@ class BadFiles:
             self._in_epoch.add(index)
         self._most = max(self._most, len(self._in_epoch))
 
-    def write(self, path: str | Path) -> None:
-        Path(path).write_text("".join(f"{name}\n" for name in self.names))
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: a run that goes on in the middle of an epoch does not meet its first files again."""
+        return {"messages": self._messages, "in_epoch": sorted(self._in_epoch), "most": self._most}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._messages, self._in_epoch, self._most = dict(state["messages"]), set(state["in_epoch"]), state["most"]

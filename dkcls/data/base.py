@@ -18,6 +18,10 @@ class Batch(NamedTuple):
     indices: Tensor
 
 
+class DataError(RuntimeError):
+    """The data cannot be read on: one sentence, for the person who started the run."""
+
+
 class BadFile(NamedTuple):
     sample: int  # its index
     message: str  # "path: reason"

@@ -14,12 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from dkcls.data.base import SPLITS, Batch, ImageDataset, Loaded, check_split
 from dkcls.data.draws import bits, sample_keys, uniforms
 
 CLASS_NAMES = ["T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 _SIDE, _PATCH = 28, 8  # of an image, and of a patch of clutter
+_FAINT = 32  # of 255: what is no brighter is not part of an object
 _CLUTTER_DRAWS, _NOISE_DRAWS = 4, 1000  # number of the first draw; those before are the factors
 
 
@@ -38,6 +40,7 @@ class DeformedFashion(ImageDataset):
 
     `object_scale`: range of the scale, drawn log-uniformly. `object_rotation`: range in degrees. `noise`: standard deviation of
     the pixels' noise, of 1. `clutter`: number of 8x8 pieces of other images of the split strewn over the canvas.
+    `length`: only the first so many images.
     """
 
     channels, class_names = 1, CLASS_NAMES
@@ -52,6 +55,7 @@ class DeformedFashion(ImageDataset):
         object_rotation: tuple[float, float] = (-60.0, 60.0),
         noise: float = 0.1,
         clutter: int = 0,
+        length: int | None = None,
         seed: int = 0,
     ):
         if not 0 < object_scale[0] <= object_scale[1]:
@@ -60,9 +64,11 @@ class DeformedFashion(ImageDataset):
             raise ValueError(f"object_rotation must be a range (low, high) in degrees, got {tuple(object_rotation)}")
         if image_size < _PATCH:
             raise ValueError(f"image_size must be at least {_PATCH}, got {image_size}")
+        if length is not None and length < 1:
+            raise ValueError(f"length must be at least 1, got {length}")
         if noise < 0 or clutter < 0:
             raise ValueError(f"noise and clutter must not be negative, got {noise} and {clutter}")
-        self.images, self.targets = _read(check_split(split))
+        self.images, self.targets = (part[:length] for part in _read(check_split(split)))
         self.training, self.image_size, self.seed = training, image_size, seed if training else SPLITS.index(split)
         self.object_scale, self.object_rotation = tuple(object_scale), tuple(object_rotation)
         self.noise, self.clutter = noise, clutter
@@ -73,31 +79,37 @@ class DeformedFashion(ImageDataset):
 
     def factors(self, indices: np.ndarray, epoch: int = 0) -> Factors:
         """The factors of these samples in that epoch."""
-        return self._factors(self._keys(indices, epoch))
-
-    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded:
-        indices = np.asarray(indices, np.int64)
-        keys = self._keys(indices, epoch)
-        canvas = self._place(self.images[indices], self._factors(keys))
-        if self.clutter:
-            self._strew(canvas, keys)
-        if self.noise:
-            canvas += (_normal_table() * np.float32(255 * self.noise))[self._random_levels(keys)]
-        pixels = np.clip(np.rint(canvas, out=canvas), 0, 255, out=canvas).astype(np.uint8)
-        images = torch.from_numpy(pixels[:, None])
-        return Loaded(Batch(images, torch.from_numpy(self.targets[indices]), torch.from_numpy(indices)), [])
-
-    def _keys(self, indices: np.ndarray, epoch: int) -> np.ndarray:
-        return sample_keys(self.seed, epoch if self.training else 0, indices)
-
-    def _factors(self, keys: np.ndarray) -> Factors:
-        draws = uniforms(keys, 0, 4)
+        draws = uniforms(self._keys(indices, epoch), 0, 4)
         low, high = map(math.log, self.object_scale)
         # math.exp, not np.exp: a vectorised function may round otherwise in another place of the batch.
         scale = np.array([math.exp(low + (high - low) * u) for u in draws[:, 0].tolist()])
         rotation = self.object_rotation[0] + (self.object_rotation[1] - self.object_rotation[0]) * draws[:, 1]
         room = np.abs(self.image_size - _SIDE * scale)
         return Factors(scale, rotation, room * (draws[:, 2] - 0.5), room * (draws[:, 3] - 0.5))
+
+    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded:
+        indices = np.asarray(indices, np.int64)
+        images = self._draw(indices, self.factors(indices, epoch), epoch)
+        return Loaded(Batch(images, torch.from_numpy(self.targets[indices]), torch.from_numpy(indices)), [])
+
+    def render(self, indices: np.ndarray, factors: Factors) -> tuple[Tensor, Tensor]:
+        """These samples with other factors than their own: images uint8 [B, 1, H, W] and the objects' masks, bool [B, H, W]."""
+        mask = self._place(np.where(self.images[indices] > _FAINT, np.float32(1), np.float32(0)), factors)
+        return self._draw(np.asarray(indices, np.int64), factors, epoch=0), torch.from_numpy(mask > 0.5)
+
+    def _draw(self, indices: np.ndarray, factors: Factors, epoch: int) -> Tensor:
+        """uint8 [B, 1, H, W]: object, clutter and noise."""
+        keys = self._keys(indices, epoch)
+        canvas = self._place(self.images[indices], factors)
+        if self.clutter:
+            self._strew(canvas, keys)
+        if self.noise:
+            canvas += (_normal_table() * np.float32(255 * self.noise))[self._random_levels(keys)]
+        pixels = np.clip(np.rint(canvas, out=canvas), 0, 255, out=canvas).astype(np.uint8)
+        return torch.from_numpy(pixels[:, None])
+
+    def _keys(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        return sample_keys(self.seed, epoch if self.training else 0, indices)
 
     def _place(self, images: np.ndarray, factors: Factors) -> np.ndarray:
         """float32 [B, H, W], 0 to 255: bilinear, read at the places of the images that the canvas's pixels come from."""

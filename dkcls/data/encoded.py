@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.data.base import IMAGENET_MEAN, IMAGENET_STD, BadFile, Batch, ImageDataset, Loaded
+from dkcls.data.base import IMAGENET_MEAN, IMAGENET_STD, BadFile, Batch, DataError, ImageDataset, Loaded
 from dkcls.data.decode import BadImage, EncodedImage
 from dkcls.data.draws import sample_keys
 from dkcls.data.transforms import Transform
@@ -66,7 +66,7 @@ class EncodedImages(ImageDataset):
                 return candidate, found
             bad.append(found)
         if self.training:
-            raise RuntimeError(f"{attempts} files in a row cannot be read, the last is {bad[-1].message}")
+            raise DataError(f"{attempts} files in a row cannot be read, the last is {bad[-1].message}")
         return None
 
 

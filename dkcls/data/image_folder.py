@@ -8,7 +8,9 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +87,11 @@ def index_folder(folder: Path) -> FileIndex:
     newest = max(index.facts["folders"].values()) / 1e9
     if cache is None or newest > started - _SETTLED:
         return index
-    index = index.save(cache / f"{stem}-{time.time_ns()}.index")
+    try:
+        index = index.save(cache / f"{stem}-{time.time_ns()}.index")
+    except OSError as error:
+        log.info("the list of %s is not kept: %s", folder, error)
+        return index
     for path in sorted(cache.glob(f"{stem}-*.index"), reverse=True)[_KEPT:]:
         path.unlink(missing_ok=True)
     return index
@@ -93,15 +99,24 @@ def index_folder(folder: Path) -> FileIndex:
 
 def cache_folder() -> Path | None:
     """The user's cache folder, or one for temporary files; the data's own folder may be read-only."""
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dkcls"
-    for folder in (user, Path(tempfile.gettempdir()) / f"dkcls-{os.getuid()}"):
+    for folder in _cache_places():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():  # what others wrote is not to be trusted
+                return folder
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
-            return folder
     return None
+
+
+def _cache_places() -> Iterator[Path]:
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        yield Path(home) / "dkcls"
+    else:
+        with suppress(RuntimeError):  # a user without a home
+            yield Path.home() / ".cache" / "dkcls"
+    with suppress(FileNotFoundError):  # no folder for temporary files
+        yield Path(tempfile.gettempdir()) / f"dkcls-{os.getuid()}"
 
 
 def scan(folder: Path) -> FileIndex:

@@ -1,8 +1,11 @@
 """Batches from a data set: torch's DataLoader with our order, resumable at any step, and bad files reported."""
 
+import itertools
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,8 +16,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dkcls.data.bad_files import BadFiles
-from dkcls.data.base import Batch, ImageDataset, Loaded
+from dkcls.data.base import Batch, DataError, ImageDataset, Loaded
 from dkcls.data.sampler import EvalSampler, Request, TrainSampler
+
+log = logging.getLogger(__name__)
 
 
 class _Fetch(Dataset):
@@ -23,8 +28,11 @@ class _Fetch(Dataset):
     def __init__(self, dataset: ImageDataset):
         self.dataset = dataset
 
-    def __getitems__(self, request: Request) -> Loaded:
-        return self.dataset.load(request.indices, request.epoch)
+    def __getitems__(self, request: Request) -> Loaded | DataError:
+        try:
+            return self.dataset.load(request.indices, request.epoch)
+        except DataError as error:  # as a value: raised in a worker, it would come with the worker's stack trace
+            return error
 
 
 def as_it_is(batch: Any) -> Any:
@@ -33,6 +41,7 @@ def as_it_is(batch: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the last batches are still wanted
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -64,8 +73,15 @@ def start(loader: DataLoader, dataset: ImageDataset) -> Iterator[Any]:
 class Loader:
     """Iterates from (epoch, position) to the end of that epoch; `set_state` chooses them. See `create_loader`."""
 
-    def __init__(self, dataset: ImageDataset, sampler: TrainSampler | EvalSampler, bad_files: BadFiles, **options: Any):
-        self.dataset, self.sampler, self.bad_files = dataset, sampler, bad_files
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        sampler: TrainSampler | EvalSampler,
+        bad_files: BadFiles,
+        worker_restarts: int,
+        **options: Any,
+    ):
+        self.dataset, self.sampler, self.bad_files, self.worker_restarts = dataset, sampler, bad_files, worker_restarts
         self.steps_per_epoch = sampler.steps if isinstance(sampler, TrainSampler) else len(sampler)
         self._loader = DataLoader(
             _Fetch(dataset),
@@ -87,19 +103,36 @@ class Loader:
         self.sampler.epoch, self.sampler.position = epoch, position
 
     def __iter__(self) -> Iterator[Batch]:
-        self.bad_files.start_epoch()
-        try:
-            for batch, bad in start(self._loader, self.dataset):
-                self.bad_files.add(bad)
-                if len(batch.targets):  # an evaluation leaves bad files out
-                    yield batch
-        except (RuntimeError, OSError, EOFError) as error:  # what a dead worker leaves its readers with
-            dead = self._dead_workers()
-            if not dead:
+        if self.sampler.position == 0:
+            self.bad_files.start_epoch()
+        position, done = self.sampler.position, 0
+        while True:
+            try:
+                for loaded in itertools.islice(start(self._loader, self.dataset), done % self.sampler.accumulation, None):
+                    if isinstance(loaded, DataError):
+                        raise loaded
+                    self.bad_files.add(loaded.bad)
+                    done += 1
+                    if len(loaded.batch.targets):  # an evaluation leaves bad files out
+                        yield loaded.batch
+                return
+            except DataError:
                 raise
-            raise RuntimeError(
-                f"a process that loads data died ({dead}), most often killed for want of memory; use fewer workers or restart"
-            ) from error
+            except (RuntimeError, OSError, EOFError) as error:  # what a dead worker leaves its readers with
+                dead = self._dead_workers()
+                if not dead:
+                    raise
+                self._restart_workers(dead, error)
+                self.sampler.position = position + done // self.sampler.accumulation
+
+    def _restart_workers(self, dead: str, error: Exception) -> None:
+        sentence = f"a process that loads data died ({dead}), most often killed for want of memory"
+        if self.worker_restarts == 0:
+            raise DataError(f"{sentence}; use fewer workers or restart") from error
+        self.worker_restarts -= 1
+        log.warning("%s; all are started again (%d more times, data.worker_restarts)", sentence, self.worker_restarts)
+        self._loader._iterator._shutdown_workers()  # type: ignore[union-attr]
+        self._loader._iterator = None
 
     def _dead_workers(self) -> str:
         """The workers that ended, or do within a second."""
@@ -121,8 +154,11 @@ def create_loader(
     prefetch: int = 2,
     pin_memory: bool = False,
     bad_limit: float = 0.001,
+    worker_restarts: int = 0,
 ) -> Loader:
     """`batch_size` is per rank and accumulation step. Batches are the same for any number of workers.
+
+    Workers that died are started again up to `worker_restarts` times, from the batch that was due; then DataError.
 
     Workers are started by a fork server and live as long as the loader: a fork of this process would copy the locks of threads
     that it does not have (numba's, CUDA's).
@@ -132,6 +168,8 @@ def create_loader(
             "batch_size, accumulation and prefetch must be positive and workers not negative, got "
             f"{batch_size}, {accumulation}, {prefetch} and {workers}"
         )
+    if worker_restarts < 0:
+        raise ValueError(f"worker_restarts must not be negative, got {worker_restarts}")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
     sampler: TrainSampler | EvalSampler
@@ -142,7 +180,7 @@ def create_loader(
         sampler = EvalSampler(len(dataset), batch_size, rank, world_size)
         images = sampler.last - sampler.first
     options = {"pin_memory": pin_memory, **worker_options(workers, prefetch)}
-    return Loader(dataset, sampler, BadFiles(images, bad_limit, dataset.notes), **options)
+    return Loader(dataset, sampler, BadFiles(images, bad_limit, dataset.notes), worker_restarts, **options)
 
 
 def worker_options(workers: int, prefetch: int = 2) -> dict[str, Any]:

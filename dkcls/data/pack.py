@@ -1,5 +1,6 @@
 """Packs an image folder into tar shards with an index, as `tar.TarImages` reads them; a second run goes on with the first."""
 
+import errno
 import io
 import os
 import tarfile
@@ -24,6 +25,9 @@ def pack_split(
     """
     if images_per_shard < 1:
         raise ValueError(f"images_per_shard must be positive, got {images_per_shard}")
+    for name in source.index.facts["folders"]:
+        if name and (source.folder / name).is_symlink():
+            raise ValueError(f"{source.folder / name} is a link: what is packed must lie in the folder itself")
     root.mkdir(parents=True, exist_ok=True)
     shards = [range(first, min(first + images_per_shard, len(source))) for first in range(0, len(source), images_per_shard)]
     paths = [shard_path(root, split, shard) for shard in range(len(shards))]
@@ -65,7 +69,7 @@ def _write(source: ImageFolder, members: Sequence[int], path: Path, shard: int, 
     with temporary.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for member in members:
-                data = source.read(member)
+                data = _read_plain(source.name(member))
                 info = tarfile.TarInfo(os.fsdecode(source.index.name(member)))
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
@@ -76,6 +80,18 @@ def _write(source: ImageFolder, members: Sequence[int], path: Path, shard: int, 
     part = _verified(source, members, temporary, checksums, shard)
     os.replace(temporary, path)
     return part.save(_part_path(path))
+
+
+def _read_plain(path: str) -> bytes:
+    """A file that is no link, which might lead to any file of this machine."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a link: what is packed must lie in the folder itself") from error
+        raise
+    with open(descriptor, "rb", buffering=0) as file:
+        return file.readall()
 
 
 def _verified(source: ImageFolder, members: Sequence[int], path: Path, checksums: list[int], shard: int) -> FileIndex:

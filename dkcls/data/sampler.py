@@ -48,6 +48,8 @@ class TrainSampler:
 class EvalSampler:
     """Each image exactly once over all ranks, in order: a rank takes a contiguous part, and parts may differ by one."""
 
+    accumulation = 1
+
     def __init__(self, length: int, batch_size: int, rank: int, world_size: int):
         self.batch_size = batch_size
         self.first, self.last = length * rank // world_size, length * (rank + 1) // world_size

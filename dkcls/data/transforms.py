@@ -40,12 +40,12 @@ class Transform(Protocol):
 
 
 class EvalTransform:
-    """Shorter side to round(image_size / crop_ratio), centre crop."""
+    """Shorter side to floor(image_size / crop_ratio), as timm has it, centre crop."""
 
     def __init__(self, image_size: int, crop_ratio: float = 0.875):
         if not 0 < crop_ratio <= 1:
             raise ValueError(f"crop_ratio must be in (0, 1], got {crop_ratio}")
-        self.image_size, self.shorter_side = image_size, round(image_size / crop_ratio)
+        self.image_size, self.shorter_side = image_size, math.floor(image_size / crop_ratio)
         self.planar = False
 
     def __call__(self, source: Source, key: int) -> Tensor:

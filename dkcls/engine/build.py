@@ -2,50 +2,60 @@
 
 import logging
 import math
-from difflib import get_close_matches
+from dataclasses import asdict, replace
 from typing import Any
 
-import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dkcls.classification import Classification
-from dkcls.config import Config, DataConfig, ModelConfig
+from dkcls.config import Config, DataConfig
 from dkcls.data import ImageDataset, create_dataset, create_loader
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
-from dkcls.engine.optim import make_optimizer, make_schedule
+from dkcls.engine.network import Input, create_network, load_, network_config, parse_facts
+from dkcls.engine.optim import freeze_, make_optimizer, make_schedule
 from dkcls.engine.trainer import Trainer
-from dkcls.engine.weights import read_weights
-from dkcls.models import load_rigid_
+from dkcls.engine.weights import Weights, read_weights
 
 logger = logging.getLogger(__name__)
 
 
 def build_trainer(config: Config, world: World) -> Trainer:
-    """UserError where the config asks for what cannot be."""
+    """UserError, on all ranks, where the config asks for what cannot be on one of them."""
+    with world.together():  # before they meet in `wrap`
+        config, task, model, *rest = _build(config, world)
+    return Trainer(config, world, task, model, wrap(model, config, world), *rest)
+
+
+def _build(config: Config, world: World) -> tuple[Any, ...]:
+    """What a Trainer takes, but for the network as training calls it."""
     torch.use_deterministic_algorithms(config.train.deterministic)
     if world.device.type == "cuda":
         torch.backends.cudnn.benchmark = not config.train.deterministic
     batch_size = batch_per_rank(config, world)
+    weights = read_weights(config.model.pretrained) if config.model.pretrained is not None else None
+    config, source = start_from(config, weights)
     train_set = build_dataset(config.data, "train", config.seed, training=True)
     val_set = build_dataset(config.data, "val", config.seed)
     common: dict[str, Any] = {
         "rank": world.rank, "world_size": world.size, "seed": config.seed, "workers": config.data.workers,
         "prefetch": config.data.prefetch, "pin_memory": world.device.type == "cuda", "bad_limit": config.data.bad_limit,
+        "worker_restarts": config.data.worker_restarts,
     }  # fmt: skip
     try:
         train = create_loader(train_set, batch_size, training=True, accumulation=config.train.accumulation, **common)
         val = create_loader(val_set, config.train.eval_batch_size or batch_size, training=False, **common)
     except ValueError as error:
         raise UserError(str(error)) from error
-    model = build_model(config.model, train_set.num_classes, train_set.channels, config.seed).to(world.device)
+    model = build_model(config, weights, train_set).to(world.device)
     if config.train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    taken = network_input(config, train_set, source)
     task = Classification(
-        train_set.mean,
-        train_set.std,
+        taken.mean,
+        taken.std,
         train_set.num_classes,
         world.device,
         label_smoothing=config.train.label_smoothing,
@@ -54,10 +64,8 @@ def build_trainer(config: Config, world: World) -> Trainer:
         channels_last=config.train.channels_last,
     )
     optimizer = make_optimizer(model, config.optim, config.learning_rate)
-    warmup = round(config.schedule.warmup_epochs * train.steps_per_epoch)
-    schedule = make_schedule(optimizer, config.schedule.epochs * train.steps_per_epoch, warmup)
-    wrapped = wrap(model, config, world)
-    return Trainer(config, world, task, model, wrapped, optimizer, schedule, train, val, facts(config, train_set))
+    schedule = make_schedule(optimizer, *config.schedule.steps(train.steps_per_epoch))
+    return config, task, model, optimizer, schedule, train, val, facts(config, train_set, taken)
 
 
 def batch_per_rank(config: Config, world: World) -> int:
@@ -81,36 +89,26 @@ def build_dataset(config: DataConfig, split: str, seed: int, training: bool = Fa
         raise UserError(f"data: {error}") from error
 
 
-def build_model(config: ModelConfig, num_classes: int, channels: int, seed: int) -> nn.Module:
-    if not timm.is_model(config.name):
-        near = get_close_matches(config.name, timm.list_models(), 3)
-        raise UserError(f"model.name: there is no network {config.name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
-    torch.manual_seed(seed)
-    try:
-        model = timm.create_model(config.name, num_classes=num_classes, in_chans=channels, **config.arguments())
-    except (ValueError, TypeError) as error:
-        raise UserError(f"model: {error}") from error
-    if config.pretrained is not None:
-        try:
-            fresh = load_weights_(model, read_weights(config.pretrained))
-        except ValueError as error:
-            raise UserError(f"model.pretrained={config.pretrained}: {error}") from error
-        if fresh:
-            logger.info("not in %s, left fresh: %s", config.pretrained, ", ".join(fresh))
+def start_from(config: Config, weights: Weights | None) -> tuple[Config, Input | None]:
+    """With model.name=null, the network of the checkpoint, the size of its images, and what it takes."""
+    if config.model.name is not None:
+        return config, None
+    model = network_config(config.model, weights)
+    assert weights is not None
+    assert weights.facts is not None
+    source = parse_facts(weights.facts, model.pretrained)[2]
+    data = replace(config.data, image_size=config.data.image_size or source.image_size)
+    return replace(config, model=model, data=data), source
+
+
+def build_model(config: Config, weights: Weights | None, dataset: ImageDataset) -> nn.Module:
+    model = create_network(config.model, dataset.num_classes, dataset.channels, config.seed)
+    if weights is not None:
+        path = config.model.pretrained
+        if fresh := load_(model, weights, path):
+            logger.info("not in %s, left fresh: %s", path, ", ".join(fresh))
+    freeze_(model, config.model.freeze)
     return model
-
-
-def load_weights_(model: nn.Module, state: dict[str, Tensor]) -> list[str]:
-    """The same network's weights, or those of its rigid form. Returns the names of a classifier of another size, left fresh."""
-    own = model.state_dict()
-    if own.keys() != state.keys():
-        return load_rigid_(model, state)
-    head = {f"{name}.{kind}" for name, m in model.named_modules() if m is model.get_classifier() for kind in ("weight", "bias")}  # type: ignore[operator]
-    fresh = [name for name, value in state.items() if value.shape != own[name].shape]
-    if other := [name for name in fresh if name not in head]:
-        raise ValueError(f"{other[0]} must be {list(own[other[0]].shape)}, got {list(state[other[0]].shape)}")
-    model.load_state_dict({name: value for name, value in state.items() if name not in fresh}, strict=False)
-    return fresh
 
 
 def wrap(model: nn.Module, config: Config, world: World) -> nn.Module:
@@ -128,24 +126,24 @@ def wrap(model: nn.Module, config: Config, world: World) -> nn.Module:
     return wrapped
 
 
-def facts(config: Config, dataset: ImageDataset) -> dict[str, Any]:
+def network_input(config: Config, dataset: ImageDataset, source: Input | None) -> Input:
+    """What the network takes in evaluation; normalised as the one that it was made from, if it is from a checkpoint."""
+    crop_ratio = config.data.crop_ratio if hasattr(dataset, "transform") else 1.0
+    taken = Input(dataset.channels, dataset.image_size, crop_ratio, list(dataset.mean), list(dataset.std))
+    if source is None:
+        return taken
+    source = source.with_channels(dataset.channels)
+    return replace(taken, mean=source.mean, std=source.std)
+
+
+def facts(config: Config, dataset: ImageDataset, taken: Input) -> dict[str, Any]:
     """What somebody with nothing but a checkpoint has to know."""
-    return {
-        "config": config.to_dict(),
-        "classes": list(dataset.class_names),
-        "input": {
-            "channels": dataset.channels,
-            "image_size": dataset.image_size,
-            "crop_ratio": config.data.crop_ratio,
-            "mean": list(dataset.mean),
-            "std": list(dataset.std),
-        },
-    }
+    return {"config": config.to_dict(), "classes": list(dataset.class_names), "input": asdict(taken)}
 
 
 def milestones(steps_per_epoch: int, config: Config) -> list[tuple[str, int, float]]:
     """(what, step, learning rate) along the schedule."""
-    total, warmup = steps_per_epoch * config.schedule.epochs, round(config.schedule.warmup_epochs * steps_per_epoch)
+    total, warmup = config.schedule.steps(steps_per_epoch)
     peak, half = config.learning_rate, (total + warmup) // 2
     at_half = peak / 2 * (1 + math.cos(math.pi * (half - warmup) / (total - warmup)))
     return [

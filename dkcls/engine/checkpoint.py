@@ -8,9 +8,7 @@ import hashlib
 import io
 import logging
 import os
-import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,23 +63,20 @@ def hash_path(path: Path) -> Path:
 
 def read(path: Path, *, need_hash: bool = True) -> dict[str, Any]:
     """A checkpoint, verified. `need_hash=False` takes one that came without its hash, as a copied file does."""
-    path = path.resolve()
     try:
+        path = path.resolve()
         data = path.read_bytes()
         beside = hash_path(path)
-        if beside.exists():
-            expected = beside.read_text().split()[:1]
-            if [hashlib.sha256(data).hexdigest()] != expected:
-                raise BadCheckpoint(
-                    f"{path} does not have the SHA-256 that {beside.name} says: it was damaged after it was written"
-                )
-        elif need_hash:
-            raise BadCheckpoint(f"{path} has no {beside.name} beside it, so nothing tells whether it is whole")
-    except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        expected = beside.read_bytes().split()[:1] if beside.exists() else None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
+        raise BadCheckpoint(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if expected is None and need_hash:
+        raise BadCheckpoint(f"{path} has no {beside.name} beside it, so nothing tells whether it is whole")
+    if expected is not None and expected != [hashlib.sha256(data).hexdigest().encode()]:
+        raise BadCheckpoint(f"{path} does not have the SHA-256 that {beside.name} says: it was damaged after it was written")
     try:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # of any kind, in a file that is damaged
         raise BadCheckpoint(f"{path} is not a checkpoint that is safe to load") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise BadCheckpoint(f"{path} is not a checkpoint of dkcls (format {FORMAT})")
@@ -98,9 +93,7 @@ class Checkpoints:
         """`trained`: an epoch's evaluation is still to come; such a checkpoint goes when the evaluated one is there."""
         path = self.folder / f"step-{state['step']:08d}{'-trained' if trained else ''}.pt"
         write(path, state)
-        self._link("last.pt", path)
-        if best:
-            self._link("best.pt", path)
+        self.link(path, best=best)
         self._prune()
         return path
 
@@ -109,16 +102,20 @@ class Checkpoints:
         found = {path: match for path in files if (match := NAME.fullmatch(path.name))}
         return sorted(found, key=lambda path: (int(found[path][1]), not found[path][2]), reverse=True)
 
-    def load_newest(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def load_newest(self) -> tuple[Path, dict[str, Any]] | None:
         """The newest good one, if there is any. Every bad one on the way is named."""
         for path in self.newest_first():
             try:
-                state = read(path)
+                return path, read(path)
             except BadCheckpoint as error:
                 logger.warning("%s; going back to the checkpoint before it", error)
-            else:
-                yield path, state
-                return
+        return None
+
+    def link(self, path: Path, *, best: bool) -> None:
+        """As `save` does; after a restart, which may have found the links before the file, or the file damaged."""
+        self._link("last.pt", path)
+        if best:
+            self._link("best.pt", path)
 
     def _link(self, name: str, path: Path) -> None:
         temporary = self.run / f".{name}.tmp"
@@ -134,4 +131,6 @@ class Checkpoints:
         for path in files:
             if path.resolve() not in kept:
                 path.unlink()
-                hash_path(path).unlink(missing_ok=True)
+        for path in self.folder.iterdir():  # what a process left that was killed in here: a hash, or a part of a file
+            if path.suffix == ".tmp" or (path.suffix == ".sha256" and not path.with_suffix("").exists()):
+                path.unlink()

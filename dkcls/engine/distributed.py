@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
-from dkcls.engine.errors import UserError
+from dkcls.engine.errors import RankError, UserError
+from dkcls.engine.heartbeat import heartbeat
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ class World:
         dist.broadcast_object_list(box, 0)
         return box[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, any plain object."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """If what is done here fails for the user on one rank, all ranks fail, with the first one's sentence."""
@@ -60,12 +69,9 @@ class World:
             yield
         except UserError as failure:
             error = str(failure)
-        if self.size > 1:
-            errors: list[str] = [""] * self.size
-            dist.all_gather_object(errors, error)
-            error = next((text for text in errors if text), "")
-        if error:
-            raise UserError(error)
+        first = next((text for text in self.gather(error) if text), "")
+        if first:
+            raise UserError(first)
 
 
 def launched_by_torchrun() -> bool:
@@ -76,7 +82,7 @@ def launched_by_torchrun() -> bool:
 def start(device: str, timeout: float) -> Iterator[World]:
     """Joins the other processes, if torchrun started any, for as long as the context lasts."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("train.device=cuda, but there is no CUDA device here; train.device=cpu or auto would run")
+        raise UserError("device=cuda was asked for, but there is no CUDA device here; cpu or auto would run")
     on_gpu = device != "cpu" and torch.cuda.is_available()
     if not launched_by_torchrun():
         yield World(torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
@@ -88,8 +94,22 @@ def start(device: str, timeout: float) -> Iterator[World]:
             raise UserError(f"torchrun started {local + 1} processes here, but there are {torch.cuda.device_count()} GPUs")
         place = torch.device("cuda", local)
         torch.cuda.set_device(place)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout))
+    limit = timedelta(seconds=timeout)
+    store = _store(limit)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=limit)
     try:
-        yield World(place, rank, size)
+        with heartbeat(dist.PrefixStore("heartbeat", store.clone()), rank, size, timeout):
+            yield World(place, rank, size)
+    except RuntimeError as error:
+        if "gloo" in str(error).lower() or isinstance(error, dist.DistError):
+            reason = str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]  # without gloo's own source line and advice
+            raise RankError(f"lost the connection to another rank ({reason})") from error
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _store(timeout: timedelta) -> dist.Store:
+    """torchrun's, in a part that is new at every restart: it keeps the addresses of processes that are gone."""
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

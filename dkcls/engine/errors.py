@@ -9,3 +9,7 @@ class UserError(Exception):
 
 class Interrupted(Exception):
     """A signal asked the run to stop, and everything is saved."""
+
+
+class RankError(Exception):
+    """What went wrong on this rank alone, too late to tell the others: it says so itself, and they end as they lose it."""

@@ -2,7 +2,11 @@
 
 import json
 import logging
+import os
 import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +18,8 @@ from torchvision.utils import make_grid
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from dkcls.layers import OffsetRecord
+
 logger = logging.getLogger(__name__)
 
 
@@ -21,13 +27,19 @@ class Log:
     """Also a context: files are closed and the bar goes when it ends."""
 
     def __init__(self, run: Path, step: int, total_steps: int, tensorboard: bool):
-        self.file = (run / "metrics.jsonl").open("a", buffering=1)
-        self.board = SummaryWriter(run / "tensorboard", purge_step=step) if tensorboard else None
+        self.path = run / "metrics.jsonl"
+        self.file = self.path.open("ab", buffering=0)
+        self.unwritten = b""  # while the disk is full
+        self.board: SummaryWriter | None = None
+        if tensorboard:
+            with self._board_may_fail():
+                self.board = SummaryWriter(run / "tensorboard", purge_step=step)
         terminal = sys.stderr.isatty()
         self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, disable=not terminal)
         self.redirect = logging_redirect_tqdm([logging.getLogger("dkcls")]) if terminal else None
 
     def __enter__(self) -> "Log":
+        self.excepthook, threading.excepthook = threading.excepthook, self._of_a_thread
         if self.redirect is not None:
             self.redirect.__enter__()
         return self
@@ -37,39 +49,75 @@ class Log:
             self.redirect.__exit__(kind, error, trace)
         self.bar.close()
         self.file.close()
-        if self.board is not None:
-            self.board.close()
+        with self._board_may_fail():
+            if self.board is not None:
+                self.board.close()
+        threading.excepthook = self.excepthook
 
     def step(self) -> None:
         self.bar.update()
 
     def metrics(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
         """A line of the file, a point on each of TensorBoard's curves, and a word to whoever watches."""
-        self.file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **values}) + "\n")
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(f"{kind}/{name}", value, step)
+        self.unwritten += json.dumps({"kind": kind, "step": step, "epoch": epoch, **values}).encode() + b"\n"
+        try:
+            self._write()
+        except OSError as error:
+            logger.warning("%s cannot be written (%s); its lines are kept until it can", self.path, error.strerror)
+        with self._board_may_fail():
+            if self.board is not None:
+                for name, value in values.items():
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
         shown = {name: f"{value:.4g}" for name, value in values.items() if name in ("loss", "top1", "images_per_s")}
         if kind == "train":
             self.bar.set_postfix(shown)
         if kind != "train" or self.bar.disable:
             logger.info("epoch %d step %d of %d %s %s", epoch, step, self.bar.total, kind, _words(shown))
 
-    def offsets(self, step: int, values: dict[str, dict[str, float]]) -> None:
-        """Per layer and quantity."""
-        if self.board is not None:
-            for layer, quantities in values.items():
-                for name, value in quantities.items():
-                    self.board.add_scalar(f"{name}/{layer}", value, step)
+    def sync(self) -> None:
+        """All lines are on the disk, or OSError: a checkpoint must not be ahead of its metrics."""
+        self._write()
+        os.fsync(self.file.fileno())
+
+    def _write(self) -> None:
+        while self.unwritten:
+            self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
+
+    @contextmanager
+    def _board_may_fail(self) -> Iterator[None]:
+        """Curves are worth no run: when the disk is full there are none from then on."""
+        try:
+            yield
+        except OSError as error:
+            self.board = None
+            logger.warning("TensorBoard's files cannot be written (%s): no curves from here", error.strerror)
+
+    def _of_a_thread(self, failure: threading.ExceptHookArgs) -> None:
+        """TensorBoard's writer raises in its thread what its next call raises again."""
+        if not isinstance(failure.exc_value, OSError):
+            self.excepthook(failure)
+
+    def offsets(self, step: int, records: Mapping[str, OffsetRecord]) -> None:
+        """Of each layer: how far its offsets reach on average, and the share that leaves the scope."""
+        with self._board_may_fail():
+            for layer, record in records.items():
+                reach = {"kernel_offset": record.kernel_offset, "image_offset": record.image_offset}
+                values = {name: offset.abs().mean() for name, offset in reach.items() if offset is not None}
+                values |= {"clipped": record.clipped} if record.clipped is not None else {}
+                for name, value in values.items():
+                    if self.board is not None:
+                        self.board.add_scalar(f"{name}/{layer}", value.item(), step)
 
     def text(self, name: str, text: str) -> None:
-        if self.board is not None:
-            self.board.add_text(name, f"```\n{text}\n```")
+        with self._board_may_fail():
+            if self.board is not None:
+                self.board.add_text(name, f"```\n{text}\n```")
 
     def images(self, name: str, images: Tensor) -> None:
         """uint8 [B, C, H, W]"""
-        if self.board is not None and len(images):
-            self.board.add_image(name, make_grid(images.float() / 255, nrow=max(1, int(len(images) ** 0.5))))
+        with self._board_may_fail():
+            if self.board is not None and len(images):
+                self.board.add_image(name, make_grid(images.float() / 255, nrow=max(1, int(len(images) ** 0.5))))
 
 
 def _words(values: dict[str, Any]) -> str:

@@ -1,29 +1,58 @@
 """The optimiser's parameter groups and the learning rate of every step."""
 
+from collections.abc import Sequence
+
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import SGD, Optimizer
 
 from dkcls.config import OptimConfig
+from dkcls.engine.errors import UserError
 from dkcls.layers import offset_generators
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
+def freeze_(model: nn.Module, names: str | Sequence[str] | None) -> None:
+    """What is under these names does not train, nor does its normalisation gather statistics (`Trainer.set_train_mode`).
+
+    `names`: "backbone" for all but the classifier, or the names of modules or parameters.
+    """
+    names = [names] if isinstance(names, str) else names or []
+    head = {id(p) for p in model.get_classifier().parameters()} if "backbone" in names else set()  # type: ignore[operator]
+    for name in names:
+        found = [p for key, p in model.named_parameters() if name == "backbone" or f"{key}.".startswith(f"{name}.")]
+        if not found:
+            children = ", ".join(name for name, _ in model.named_children())
+            raise UserError(f"model.freeze: there is nothing to train under {name!r}; the network has {children}")
+        for p in found:
+            if name != "backbone" or id(p) not in head:
+                p.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"model.freeze={names} leaves nothing to train")
+
+
 def parameter_groups(model: nn.Module, config: OptimConfig, lr: float) -> list[dict]:
-    """Weights; scale and shift of normalisation, without decay; offset generators, at their own learning rate."""
+    """Weights; scale and shift of normalisation, without decay; offset generators, at their own learning rate.
+
+    With a `backbone_lr`, that is what they are multiplied by, and the classifier is a group of its own.
+    """
     generators = {id(p) for _, generator in offset_generators(model) for p in generator.parameters()}
     norms = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters(recurse=False)}
-    named: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "generators": []}
+    head = {id(p) for p in model.get_classifier().parameters()} if config.backbone_lr != 1 else set()  # type: ignore[operator]
+    named: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "generators": [], "classifier": []}
     for p in model.parameters():
         kind = "generators" if id(p) in generators else "norms" if id(p) in norms else "weights"
+        kind = "classifier" if id(p) in head else kind
         if p.requires_grad:
             named[kind].append(p)
+    rate = lr * config.backbone_lr
     options = {
-        "weights": {"lr": lr, "weight_decay": config.weight_decay},
-        "norms": {"lr": lr, "weight_decay": config.weight_decay if config.decay_norm else 0.0},
-        "generators": {"lr": lr * config.generator_lr, "weight_decay": config.weight_decay},
+        "weights": {"lr": rate, "weight_decay": config.weight_decay},
+        "norms": {"lr": rate, "weight_decay": config.weight_decay if config.decay_norm else 0.0},
+        "generators": {"lr": rate * config.generator_lr, "weight_decay": config.weight_decay},
+        "classifier": {"lr": lr, "weight_decay": config.weight_decay},
     }
     return [{"name": name, "params": params, **options[name]} for name, params in named.items() if params]
 

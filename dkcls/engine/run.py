@@ -11,7 +11,7 @@ import yaml
 from dkcls.config import Config
 from dkcls.engine import distributed
 from dkcls.engine.build import build_trainer, milestones
-from dkcls.engine.checkpoint import Checkpoints
+from dkcls.engine.checkpoint import BadCheckpoint, Checkpoints, read
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
 from dkcls.engine.log import Log, peak_memory
@@ -46,8 +46,10 @@ def train(config: Config) -> dict[str, Any] | None:
                 return result if world.is_main else None
             with world.together():
                 trainer = build_trainer(config, world)
-                _resume(trainer, run, world)
+            _resume(trainer, run, world)
+            with world.together():
                 if world.is_main:
+                    run.rewind(trainer.step, trainer.evaluation_due)
                     run.write_config(config)
             log = None
             if world.is_main:
@@ -57,25 +59,32 @@ def train(config: Config) -> dict[str, Any] | None:
             result = dict(trainer.fit(run, log, stop))
             if not world.is_main:
                 return None
-            parameters, seconds = count_parameters(trainer.model), time.perf_counter() - started
-            result |= {"name": config.name, "parameters": parameters, "seconds": seconds}
+            seconds = time.perf_counter() - started
+            result |= {"name": config.name, "parameters": count_parameters(trainer.model)}
+            result |= {"macs": count_macs(trainer.model, input_size(trainer)), "seconds": seconds}
             run.finish(result)
             return result
 
 
 def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
-    found = next(Checkpoints(run.path, 1).load_newest(), None)
-    if found is not None:
-        path, state = found
+    """All ranks from the checkpoint that rank 0 found to be good."""
+    checkpoints = Checkpoints(run.path, trainer.config.train.keep)
+    found = checkpoints.load_newest() if world.is_main else None
+    path: Path | None = world.from_main(found and found[0])
+    if path is None:
+        if run.metrics.exists():
+            logger.info("%s: there is no good checkpoint yet, starting from the beginning", run.path)
+        return
+    with world.together():
         try:
-            trainer.load_state(state)
+            trainer.load_state(found[1] if found else read(path))
+            if world.is_main:
+                checkpoints.link(path, best=trainer.best.get("step") == trainer.step and not trainer.evaluation_due)
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
             raise UserError(f"{path} is not a checkpoint of this network: {error}") from error
-        logger.info("%s: going on from %s, step %d of %d", run.path, path.name, trainer.step, trainer.total_steps)
-    elif run.metrics.exists():
-        logger.info("%s: there is no good checkpoint yet, starting from the beginning", run.path)
-    if world.is_main:
-        run.rewind(trainer.step)
+        except (BadCheckpoint, OSError) as error:
+            raise UserError(str(error)) from error
+    logger.info("%s: going on from %s, step %d of %d", run.path, path.name, trainer.step, trainer.total_steps)
 
 
 def _introduce(trainer: Trainer, log: Log) -> None:
@@ -93,9 +102,8 @@ def _introduce(trainer: Trainer, log: Log) -> None:
     )
     if trainer.step == 0:
         log.text("config", yaml.safe_dump(config.to_dict(), sort_keys=False))
-        batch = trainer.first_batch(trainer.train_loader)
-        if config.log.images:
-            log.images("train", batch.images[: config.log.images])
+        if log.board is not None and config.log.images:
+            log.images("train", trainer.first_batch(trainer.train_loader).images[: config.log.images])
 
 
 def dry_run(trainer: Trainer) -> None:
@@ -109,8 +117,7 @@ def dry_run(trainer: Trainer) -> None:
         started = time.perf_counter()
         trainer.train_step(batches)
         seconds.append(time.perf_counter() - started)
-    dataset = loader.dataset
-    size = (dataset.channels, dataset.image_size, dataset.image_size)
+    dataset, size = loader.dataset, input_size(trainer)
     if not world.is_main:
         return
     hours = min(seconds) * trainer.total_steps / 3600
@@ -134,6 +141,12 @@ def dry_run(trainer: Trainer) -> None:
         for what, step, lr in milestones(loader.steps_per_epoch, config)
     ]
     print_table("dry run", rows)
+
+
+def input_size(trainer: Trainer) -> tuple[int, int, int]:
+    """Of an image, [C, H, W]."""
+    dataset = trainer.val_loader.dataset
+    return dataset.channels, dataset.image_size, dataset.image_size
 
 
 def print_table(title: str, rows: list[tuple[str, str]]) -> None:

@@ -1,12 +1,13 @@
 """A run's directory: held by one run at a time, with its config, its metrics and, when it is done, its result."""
 
 import fcntl
+import io
 import json
 import logging
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,27 +33,36 @@ class RunDirectory:
     @contextmanager
     def hold(self) -> Iterator[None]:
         """The lock goes with the process, however it ends."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a+")
-        except OSError as error:
-            raise UserError(f"the run directory {self.path} cannot be written: {error.strerror}") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                lock.seek(0)
-                holder = lock.read().strip() or "another process"
-                raise UserError(f"{self.path} is in use by {holder}; wait for it, or give another name=...") from error
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {platform.node()}")
-            lock.flush()
+        with self._lock() as lock:
+            with suppress(OSError):  # a full disk: the lock holds without a name
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {platform.node()}".encode())
             try:
                 yield
             finally:
                 if [path.name for path in self.path.iterdir()] == [".lock"]:  # nothing came of it
                     (self.path / ".lock").unlink()
-                    self.path.rmdir()
+                    with suppress(OSError):  # another process has begun one
+                        self.path.rmdir()
+
+    def _lock(self) -> io.FileIO:
+        file = self.path / ".lock"
+        while True:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock = io.FileIO(file, "a+")
+            except OSError as error:
+                raise UserError(f"the run directory {self.path} cannot be written: {error.strerror}") from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.seek(0)
+                holder = lock.read().decode(errors="replace").strip() or "another process"
+                raise UserError(f"{self.path} is in use by {holder}; wait for it, or give another name=...") from error
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                    return lock
+            lock.close()  # of a file that its holder removed in the meantime: nothing came of that run
 
     def check_config(self, config: Config) -> None:
         """The config of a run that is there must be the same."""
@@ -60,7 +70,7 @@ class RunDirectory:
         if file.exists():
             if config.resume == "never":
                 raise UserError(f"{self.path} holds a run already, and resume=never; give another name=...")
-            changed = changed_keys(yaml.safe_load(file.read_text()) or {}, config.to_dict())
+            changed = changed_keys(self._read(file, yaml.safe_load), config.to_dict())
             if changed:
                 raise UserError(
                     f"{self.path} holds a run with another config ({'; '.join(changed)}); "
@@ -75,16 +85,26 @@ class RunDirectory:
     def result(self) -> dict[str, Any] | None:
         """What a finished run came to."""
         file = self.path / "result.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        return self._read(file, json.loads) if file.exists() else None
 
     def finish(self, result: dict[str, Any]) -> None:
         self._write("result.json", json.dumps(result, indent=2))
 
-    def rewind(self, step: int) -> None:
-        """Forget the metrics of later steps: they will be made again."""
+    def rewind(self, step: int, evaluation_due: bool) -> None:
+        """Forget the metrics of later steps, and of this one's evaluation if it is to come: they will be made again."""
         if self.metrics.exists():
-            lines = [line for line in self.metrics.read_text().splitlines() if _step(line) <= step]
-            self._write(self.metrics.name, "".join(f"{line}\n" for line in lines))
+            lines = self.metrics.read_text(errors="replace").splitlines()
+            kept = [line for line in lines if _is_done(line, step, evaluation_due)]
+            self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
+
+    def _read(self, file: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+        try:
+            content = parse(file.read_text())
+        except (OSError, ValueError, yaml.YAMLError):
+            content = None
+        if not isinstance(content, dict):
+            raise UserError(f"{file} is damaged: it cannot be read as what a run wrote; remove it, or give another name=...")
+        return content
 
     def _write(self, name: str, text: str) -> None:
         try:
@@ -93,9 +113,10 @@ class RunDirectory:
             raise UserError(f"{self.path / name} cannot be written: {error.strerror}") from error
 
 
-def _step(line: str) -> float:
-    """Of a line of metrics; one that a crash cut short is later than all."""
+def _is_done(line: str, step: int, evaluation_due: bool) -> bool:
+    """A line of metrics that will not be made again; one that a crash cut short will."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError):
-        return float("inf")
+        values = json.loads(line)
+        return values["step"] < step or (values["step"] == step and not (evaluation_due and values["kind"] == "val"))
+    except (ValueError, KeyError, TypeError):
+        return False

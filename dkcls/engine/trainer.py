@@ -7,9 +7,11 @@ killed and started again ends with the same bits.
 import errno
 import itertools
 import logging
+import os
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,18 +60,20 @@ class Trainer:
         self.config, self.world, self.task, self.model, self.wrapped = config, world, task, model, wrapped
         self.optimizer, self.schedule = optimizer, schedule
         self.train_loader, self.val_loader, self.facts = train_loader, val_loader, facts
+        self.loaders = train_loader, val_loader
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "fp16")
         self.ema = ModelEmaV3(model, config.train.ema_decay) if config.train.ema_decay else None
         self.steps_per_epoch = train_loader.steps_per_epoch
-        self.total_steps = self.steps_per_epoch * config.schedule.epochs
+        self.total_steps, _ = config.schedule.steps(self.steps_per_epoch)
         self.step = self.bad_steps = self.skipped = 0
         self.evaluation_due = False
+        self.result: dict[str, float] = {}  # of the last evaluation
         self.best: dict[str, float] = {}
         self.sums = torch.zeros(len(task.counts), dtype=torch.float64, device=world.device)  # since the last line of metrics
         self.gradient_norm = torch.zeros((), device=world.device)
         self.buffers = list(model.buffers())
         self.buffers_before = [buffer.clone() for buffer in self.buffers]
-        self.waited, self.logged_at, self.logged_step = 0.0, time.perf_counter(), 0
+        self._start_clock()
 
     @property
     def epoch(self) -> int:
@@ -80,14 +84,17 @@ class Trainer:
         """Trains to the end. Returns the last evaluation's figures, and the best's as best_*."""
         self.run, self.log, self.stop = run, log, stop
         self.checkpoints = Checkpoints(run.path, self.config.train.keep)
-        self.result: dict[str, float] = {}
-        self.logged_at, self.logged_step = time.perf_counter(), self.step
+        self._start_clock()
         if self.evaluation_due:
-            self._end_epoch()
+            self._finish_epoch()
         while self.step < self.total_steps:
             self._train_epoch()
             self._end_epoch()
         return self.result | {f"best_{name}": value for name, value in self.best.items()}
+
+    def _start_clock(self) -> None:
+        """Of the steps up to the next line of metrics."""
+        self.logged_at, self.logged_step, self.waited = time.perf_counter(), self.step, 0.0
 
     def _train_epoch(self) -> None:
         self.train_loader.set_state(*divmod(self.step, self.steps_per_epoch))
@@ -163,12 +170,16 @@ class Trainer:
         return str(link.resolve()) if link.exists() else "none yet"
 
     def _end_epoch(self) -> None:
-        """Between two checkpoints, so that a long evaluation costs nothing when the machine dies in it."""
         self.evaluation_due = (self.epoch % self.config.train.eval_every == 0) or self.step == self.total_steps
         if self.evaluation_due:
             self._save(trained=True)
+        self._finish_epoch()
+
+    def _finish_epoch(self) -> None:
+        """Between two checkpoints, so that a long evaluation costs nothing when the machine dies in it."""
         self._check_flags(saved=self.evaluation_due)
         best = self._evaluate() if self.evaluation_due else False
+        self._write_bad_files()
         self._save(best=best)
         self._check_flags(saved=True)
 
@@ -186,24 +197,33 @@ class Trainer:
         if self.log:
             self.log.metrics("val", self.step, self.epoch, self.result)
             self._log_offsets(model)
-        self.logged_at, self.logged_step, self.waited = time.perf_counter(), self.step, 0.0
+        self._start_clock()
         return better
 
     def _check_flags(self, saved: bool = False) -> None:
         """What one rank knows and all must act on."""
-        stop, bad_files = self.world.any(bool(self.stop), self.train_loader.bad_files.exceeded)
-        if bad_files:
-            self._report_bad_files()
+        stop, *exceeded = self.world.any(bool(self.stop), *(loader.bad_files.exceeded for loader in self.loaders))
+        if any(exceeded):
+            which, limit = "training" if exceeded[0] else "validation", self.config.data.bad_limit
+            self._write_bad_files()
+            raise UserError(
+                f"more than {limit:.2%} of the {which} files are bad (data.bad_limit); their names are in {self.bad_files}"
+            )
         if stop:
             if not saved:
                 self._save()
             raise Interrupted(f"stopped by {self.stop.signal or 'a signal to another rank'} after step {self.step}")
 
-    def _report_bad_files(self) -> None:
-        bad = self.train_loader.bad_files
-        bad.write(self.run.path / f"bad_files_rank{self.world.rank}.txt")
-        names = f"{self.run.path}/bad_files_rank*.txt"
-        raise UserError(f"more than {bad.limit:.2%} of the training files are bad (data.bad_limit); their names are in {names}")
+    @property
+    def bad_files(self) -> Path:
+        return self.run.path / "bad_files.txt"
+
+    def _write_bad_files(self) -> None:
+        """The names that any rank has found."""
+        found = self.world.gather([name for loader in self.loaders for name in loader.bad_files.names])
+        if self.world.is_main and any(found):
+            with suppress(OSError):  # they are in the log as well
+                self.bad_files.write_bytes(b"".join(os.fsencode(f"{name}\n") for name in sorted({*itertools.chain(*found)})))
 
     def _log_training(self) -> None:
         sums = self.world.sum_(self.sums.clone()).tolist()
@@ -220,23 +240,16 @@ class Trainer:
             speed = self.config.train.batch_size * (self.step - self.logged_step) / seconds
             values |= {"images_per_s": speed, "data_wait": self.waited / seconds, "memory_mib": peak_memory(self.world.device)}
             self.log.metrics("train", self.step, (self.step - 1) // self.steps_per_epoch, values)
-        self.logged_at, self.logged_step, self.waited = time.perf_counter(), self.step, 0.0
+        self._start_clock()
 
     def _log_offsets(self, model: nn.Module) -> None:
         """Of the validation set's first images: how far the offsets reach, and how many leave their scope."""
-        batch = self.first_batch(self.val_loader)
-        if self.log is None or self.log.board is None or batch is None:
+        if self.log is None or self.log.board is None or (batch := self.first_batch(self.val_loader)) is None:
             return
         model.eval()
         with record_offsets(model) as records, torch.inference_mode():
             self.task.measure(model, batch)
-        values: dict[str, dict[str, float]] = {}
-        for layer, record in records.items():
-            quantities = {"kernel_offset": record.kernel_offset, "image_offset": record.image_offset}
-            values[layer] = {name: t.abs().mean().item() for name, t in quantities.items() if t is not None}
-            if record.clipped is not None:
-                values[layer]["clipped"] = record.clipped.item()
-        self.log.offsets(self.step, values)
+        self.log.offsets(self.step, records)
 
     @staticmethod
     def first_batch(loader: Loader) -> Any:
@@ -246,10 +259,10 @@ class Trainer:
 
     def set_train_mode(self) -> None:
         self.wrapped.train()
-        if self.config.train.freeze_bn:
-            for module in self.model.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                frozen = any(not p.requires_grad for p in module.parameters())  # by model.freeze
+                module.train(not (frozen or self.config.train.freeze_bn))
 
     def _seed(self) -> None:
         """For what is random in a step: dropout, drop path, mixup."""
@@ -269,8 +282,10 @@ class Trainer:
             "evaluation_due": self.evaluation_due,
             "bad_steps": self.bad_steps,
             "skipped": self.skipped,
+            "result": self.result,
             "best": self.best,
             "sums": self.world.sum_(sums).tolist(),
+            "bad_files": self.world.gather([loader.bad_files.state() for loader in self.loaders]),
             "model": self.model.state_dict(),
             "ema": self.ema.module.state_dict() if self.ema is not None else None,
             "optimizer": self.optimizer.state_dict(),
@@ -284,7 +299,12 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.evaluation_due = state["step"], state["evaluation_due"]
-        self.bad_steps, self.skipped, self.best = state["bad_steps"], state["skipped"], state["best"]
+        self.bad_steps, self.skipped = state["bad_steps"], state["skipped"]
+        self.result, self.best = state["result"], state["best"]
+        bad_files = state.get("bad_files", [])
+        if len(bad_files) == self.world.size:  # else its files are found again, by other ranks
+            for loader, found in zip(self.loaders, bad_files[self.world.rank], strict=True):
+                loader.bad_files.load_state(found)
         sums = self.sums.new_tensor(state["sums"])
         if len(sums) == self.world.size:
             self.sums = sums[self.world.rank]
@@ -295,6 +315,8 @@ class Trainer:
         state, error = self.state(), ""
         if self.world.is_main:
             try:
+                if self.log:
+                    self.log.sync()
                 self.checkpoints.save(state, best=best, trained=trained)
             except OSError as failure:
                 reason = "the disk is full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else failure.strerror

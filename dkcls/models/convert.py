@@ -1,9 +1,11 @@
-"""Rigid weights into any variant: the outputs agree before any training."""
+"""Weights into networks: the same network's, or those of its rigid form into any variant, whose outputs then agree."""
 
 import re
 from collections.abc import Mapping
 
+import timm
 import torch
+from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
 from dkcls.layers import DynamicConv2d, load_rigid_conv_
@@ -23,6 +25,33 @@ _TORCHVISION_ENDS = {
 }
 
 
+def load_weights_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
+    """Loads the same network's weights, or as `load_rigid_` those of its rigid form; returns what that returns.
+
+    The weights may be for grey images and the network for colour, or the other way round: a grey image in three channels
+    then gives what it gives in one.
+    """
+    own, state = model.state_dict(), _our_names(state_dict)
+    first = f"{model.pretrained_cfg.get('first_conv')}.weight"  # type: ignore[operator,union-attr]
+    if first in own and first in state:
+        state[first] = _fit_channels(state[first], own[first].shape[1])
+    if own.keys() != state.keys():
+        return load_rigid_(model, state)
+    left = [name for name in state if name.startswith(_classifier(model)) and state[name].shape != own[name].shape]
+    shapes = {name: value.shape for name, value in state.items() if name not in left}
+    _check(shapes, {name: value.shape for name, value in own.items() if name not in left})
+    model.load_state_dict({name: value for name, value in state.items() if name not in left}, strict=False)
+    return left
+
+
+def classes_and_channels(name: str, state_dict: Mapping[str, Tensor]) -> tuple[int, int]:
+    """How many classes and channels the weights of the network of that name are for; where they do not tell, its default."""
+    cfg, state = timm.get_pretrained_cfg(name) or PretrainedCfg(), _our_names(state_dict)
+    classifier, first = (state.get(f"{module}.weight") for module in (cfg.classifier, cfg.first_conv))
+    channels = (cfg.input_size or (3,))[0]
+    return (cfg.num_classes if classifier is None else len(classifier)), (channels if first is None else first.shape[1])
+
+
 def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
     """Loads the weights of a rigid network so that `model`, of whatever operators, computes what that network does.
 
@@ -37,12 +66,10 @@ def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]
     Returns:
         The names that are left as they are: those of a classifier of another size.
     """
-    state = {_PREFIX.sub("", name): value for name, value in state_dict.items()}
-    if "features.0.0.weight" in state:
-        state = {_from_torchvision(name): value for name, value in state.items()}
+    state = _our_names(state_dict)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, DynamicConv2d)}
     shapes = _rigid_shapes(model, layers)
-    classifier = f"{next(name for name, module in model.named_modules() if module is model.get_classifier())}."  # type: ignore[operator]
+    classifier = _classifier(model)
     left = [n for n in shapes if n.startswith(classifier) and (n not in state or state[n].shape != shapes[n])]
     for name in [n for n in state if n.startswith(classifier) and (n in left or n not in shapes)]:
         del state[name]
@@ -51,6 +78,26 @@ def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]
         load_rigid_conv_(layer, state.pop(f"{name}.weight"))
     model.load_state_dict(state, strict=False)
     return left
+
+
+def _our_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the prefixes of wrappers, and torchvision's MobileNet-V2 under timm's names."""
+    state = {_PREFIX.sub("", name): value for name, value in state_dict.items()}
+    if "features.0.0.weight" in state:
+        state = {_from_torchvision(name): value for name, value in state.items()}
+    return state
+
+
+def _classifier(model: nn.Module) -> str:
+    """What the names of the classifier's tensors begin with."""
+    return next(f"{name}." for name, module in model.named_modules() if module is model.get_classifier())  # type: ignore[operator]
+
+
+def _fit_channels(weight: Tensor, channels: int) -> Tensor:
+    """A first convolution for grey images as one for colour, or the other way round."""
+    if (weight.shape[1], channels) == (1, 3):
+        return weight.expand(-1, 3, -1, -1) / 3
+    return weight.sum(1, keepdim=True) if (weight.shape[1], channels) == (3, 1) else weight
 
 
 def _rigid_shapes(model: nn.Module, layers: Mapping[str, DynamicConv2d]) -> dict[str, torch.Size]:

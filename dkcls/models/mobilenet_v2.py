@@ -205,8 +205,8 @@ NANO_CFG = {
     "input_size": (1, 32, 32),
     "pool_size": (4, 4),
     "crop_pct": 1.0,
-    "mean": (0.5,),
-    "std": (0.5,),
+    "mean": (0.15,),
+    "std": (0.25,),
 }
 default_cfgs = generate_default_cfgs({"mobilenetv2_dw": CFG, "mobilenetv2_nano": NANO_CFG})
 

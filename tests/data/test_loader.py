@@ -101,6 +101,20 @@ def test_a_killed_worker_is_named(length):
         list(batches)
 
 
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_killed_workers_are_started_again(restarts):
+    options = {"batch_size": 2, "accumulation": 2, "training": True}
+    expected = list(create_loader(Numbers(100), **options))
+    loader = create_loader(Numbers(100), workers=2, worker_restarts=restarts, **options)
+    found = []
+    for batch in loader:
+        found.append(batch)
+        if len(found) in (5, 30)[:restarts]:
+            os.kill(loader._loader._iterator._workers[1].pid, signal.SIGKILL)
+    assert_same_batches(found, expected)
+    assert loader.worker_restarts == 0
+
+
 class Failing(Numbers):
     def load(self, indices, epoch=0):
         raise RuntimeError("out of order")
@@ -118,6 +132,7 @@ def test_other_errors_come_through(workers):
         ({"batch_size": 0}, "batch_size, accumulation and prefetch must be positive .* got 0, 1, 2 and 0"),
         ({"workers": -1}, "workers not negative"),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to world_size - 1 = 1, got 2"),
+        ({"worker_restarts": -1}, "worker_restarts must not be negative, got -1"),
         ({"bad_limit": 3.0}, "bad_limit must be a share from 0 to 1, got 3.0"),
         ({"batch_size": 9}, "must not exceed the 8 training images"),
     ],

@@ -29,7 +29,7 @@ def test_pack_tar_then_check(folder, tmp_path):
         "train: 22 images in 3 shards, read back and compared",
         "val: 7 images in 1 shards, read back and compared",
     ]
-    checked = run("scripts/check_dataset.py", "--root", str(tmp_path / "tar"), "--workers", "0")
+    checked = run("scripts/check_dataset.py", f"--root={tmp_path / 'tar'}", "--workers=0")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -37,7 +37,7 @@ def test_a_wrong_root_is_one_sentence(tmp_path):
     for script, extra in (("check_dataset", []), ("pack_tar", [f"output={tmp_path}"])):
         result = run(f"scripts/{script}.py", f"root={tmp_path / 'nowhere'}", *extra)
         assert result.returncode == 1
-        assert result.stderr.startswith(f"{script}: {tmp_path / 'nowhere'} must hold the folders train and val")
+        assert result.stderr.startswith(f"error: {tmp_path / 'nowhere'} must hold the folders train and val")
         assert len(result.stderr.splitlines()) == 1
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from dkcls.data import create_dataset, create_loader
 from dkcls.data import pack as module
+from dkcls.data.file_index import FileIndex
 from dkcls.data.image_folder import ImageFolder
 from dkcls.data.pack import pack_split
 from dkcls.data.transforms import EvalTransform
@@ -116,3 +117,57 @@ def test_a_shard_that_is_cut_while_the_run_goes_on(shared_folder, tmp_path):
     loaded = dataset.load(np.arange(22))
     assert len(loaded.batch.targets) == 21
     assert "10 of its" in loaded.bad[0].message
+
+
+def test_links_are_not_packed(folder, tmp_path):
+    link = folder / "train/class1/link.jpg"
+    link.symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match=r"link\.jpg is a link: what is packed must lie in the folder itself"):
+        packed(folder, tmp_path / "tar")
+    link.unlink()
+    (folder / "train/class9").symlink_to(folder / "val/class1")
+    with pytest.raises(ValueError, match="class9 is a link"):
+        packed(folder, tmp_path / "tar")
+    assert not (tmp_path / "tar/train.index").exists()
+
+
+def test_a_member_that_is_no_plain_file_is_bad(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path)
+    dataset = create_dataset("tar", tmp_path, training=True, image_size=16)
+    shard = tmp_path / "train-00000.tar"
+    content = bytearray(shard.read_bytes())
+    content[int(dataset.index.extra["offsets"][4]) - 512 + 156] = ord("2")  # the kind of a symbolic link
+    shard.write_bytes(content)
+    loaded = dataset.load(np.array([4]))
+    assert loaded.batch.indices.tolist() == [5]
+    assert "not a plain file of the archive" in loaded.bad[0].message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": b"../../etc/passwd"}, r"names '\.\./\.\./etc/passwd': names must not be absolute or contain '\.\.'"),
+        ({"name": b"/etc/passwd"}, "names '/etc/passwd': names must not be absolute"),
+        ({"name": b"class0/a..b.jpg"}, None),
+        ({"offsets": -512}, "outside its shards"),
+        ({"sizes": 2**60}, "outside its shards"),
+        ({"shards": 7}, "outside its shards"),
+        ({"targets": 3}, "outside its shards or its classes"),
+        ({"facts": {}}, "is not the index of a tar data set"),
+    ],
+)
+def test_an_index_that_leads_elsewhere_is_refused(shared_folder, tmp_path, change, message):
+    packed(shared_folder, tmp_path)
+    path = tmp_path / "train.index"
+    index = FileIndex.open(path)
+    names = [index.name(i) for i in range(len(index))]
+    names[3] = change.get("name", names[3])
+    arrays = {key: value.copy() for key, value in {"targets": index.targets, **index.extra}.items()}
+    for key in arrays.keys() & change.keys():
+        arrays[key][3] = change[key]
+    FileIndex.build(names, arrays.pop("targets"), change.get("facts", index.facts), **arrays).save(path)
+    if message is None:
+        assert len(create_dataset("tar", tmp_path)) == 22
+    else:
+        with pytest.raises(ValueError, match=message):
+            create_dataset("tar", tmp_path)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-KILLED = Path(__file__).parent / "killed.py"
 # 2 epochs of 6 steps on 52 made-up images, with a line of metrics every second step; 4 images do not fill a batch.
 SMALL = (
     "name=small", "data=synthetic", "data.image_size=32", "data.length=52", "data.num_classes=10", "train.batch_size=8",
@@ -21,16 +20,13 @@ SMALL = (
 )  # fmt: skip
 
 
-def run_train(
-    folder: Path, *overrides: str, ranks: int = 1, kill: tuple[str, int] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """In `folder`, by torchrun if there are several ranks; with `kill`, killed where killed.py says."""
-    command = [str(KILLED), kill[0], str(kill[1])] if kill else [str(ROOT / "train.py")]
+def run_train(folder: Path, *overrides: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    """In `folder`, by torchrun if there are several ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     # Into files: helpers of a killed process may outlive it, and a pipe would stay open for as long.
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        arguments = [sys.executable, *launcher, *command, *SMALL, *overrides]
+        arguments = [sys.executable, *launcher, str(ROOT / "train.py"), *SMALL, *overrides]
         done = subprocess.run(arguments, cwd=folder, env=environment, stdout=out, stderr=err, timeout=300)
         out.seek(0)
         err.seek(0)

@@ -1,15 +1,11 @@
 """train.py as people start it: what it leaves behind, what it says, what it refuses."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 
-from tests.engine.common import ROOT, SMALL, last_state, metric_lines, run_here, run_train
+from tests.engine.common import last_state, metric_lines, run_here, run_train
 
 pytestmark = pytest.mark.xdist_group("test_train")  # its runs are made once
 
@@ -73,6 +69,9 @@ def test_a_finished_run_is_not_started_again(finished, monkeypatch, caplog):
         (("name=x", "model.name=resnet50"), "spatial"),
         (("name=x", "experiment=resnet50_dw_local44"), "resnet50_dw_local4"),
         (("name=x", "out=/proc/nowhere"), "cannot be written"),
+        (("name=x", "+hydra.callbacks.x._target_=os.getcwd"), "a config may not name code to run"),
+        (("name=x", "hydra.sweeper._target_=os.getcwd"), "a config may not name code to run"),
+        (("name=x", "+hydra.job_logging.handlers.x.class=os.getcwd"), "a config may not name code to run"),
         pytest.param(
             ("name=x", "train.device=cuda"),
             "no CUDA device",
@@ -90,32 +89,24 @@ def test_what_is_the_users_to_put_right(finished, monkeypatch, capsys, overrides
     assert not (folder / "runs/x").exists()
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
-    command = [sys.executable, str(ROOT / "train.py"), *SMALL, "data.length=4000"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "runs/small/metrics.jsonl"
-    while not (metrics.exists() and metrics.read_text()):
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 75
-    assert "SIGTERM" in said
-    step = last_state(tmp_path)["step"]
-    second = subprocess.run([*command, "train.dry_run=true"], cwd=tmp_path, capture_output=True, text=True)
-    assert second.returncode == 0  # a dry run does not care
-    held = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    lines = []
-    for line in held.stderr:
-        lines.append(line)
-        if "going on from" in line:
-            break
-    assert f"step {step} of 1000" in lines[-1]
-    refused = run_train(tmp_path, "data.length=4000")
-    assert refused.returncode == 1
-    assert "in use by process" in refused.stderr
-    held.kill()
-    held.communicate()
+@pytest.mark.parametrize(
+    ("file", "content"), [("config.yaml", b"a: [\xff"), ("config.yaml", b"- 1"), ("result.json", b"{"), ("result.json", b"[1]")]
+)
+def test_a_damaged_file_of_the_run_is_named(monkeypatch, tmp_path, capsys, file, content):
+    run = tmp_path / "runs/small"
+    run.mkdir(parents=True)
+    (run / file).write_bytes(content)
+    assert run_here(monkeypatch, tmp_path) == 1
+    assert f"runs/small/{file} is damaged" in capsys.readouterr().err
+
+
+def test_a_config_file_that_is_none(monkeypatch, tmp_path, capsys):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/x.yaml").write_text("a: !!python/object/apply:os.getcwd []")
+    assert run_here(monkeypatch, tmp_path, "experiment=x", f"--config-dir={tmp_path}") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: the config cannot be composed: could not determine a constructor")
+    assert said.count("\n") == 1
 
 
 def test_sweep_under_torchrun_is_refused(tmp_path):

@@ -1,0 +1,150 @@
+"""The parts of a report that look into networks: curves, effective receptive fields, dynamics; each says what it shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from dkcls.analysis import measures
+from dkcls.analysis.curves import read_metrics
+from dkcls.analysis.dynamics import beside, collect_dynamics, explain, explain_control
+from dkcls.analysis.dynamics_plots import scope_row
+from dkcls.analysis.erf import effective_receptive_field
+from dkcls.analysis.erf_plots import mark, show_field
+from dkcls.analysis.probes import Look, first_of_classes, middle, place
+from dkcls.analysis.report import Section, chart, heading, paragraph, table, tiles
+from dkcls.analysis.style import COLOURS, tidy
+from dkcls.analysis.taps import moves, read_scopes
+from dkcls.data import ImageDataset, Normalize
+from dkcls.data.deformed_fashion import DeformedFashion
+
+SIZES = {"A small object": 0.42, "An object of medium size": 0.7, "A large object": 1.05}
+IMAGES = 400  # for figures about dynamics
+LAYERS = 6  # at most, whose scopes are shown
+
+CURVES = """How training went, step by step: the loss on training images should fall, and the share of validation images that
+the network gets right, measured every so often, should rise."""
+FIELDS = """A network's last feature map has a grid of positions. Which pixels of the image does the middle one depend on? Dark
+pixels count most, pale ones hardly: this is its effective receptive field (ERF). The cross marks the pixel that the position
+looks at."""
+OUTLINES = """The blue line is the object's outline. The radius is the ERF's root mean square width in pixels; inside is the
+share of it on the object. A network that adapts has a wider ERF on a larger object. Rigid networks do so too, because other
+units are active on other images: compare with one before saying that deformable kernels did it."""
+TAPS = """A deformable kernel keeps a larger square of weights, its scope, and reads its small kernel from places in it that the
+image decides. Each colour is one of the kernel's taps, each dot a place that it read for some image and position; crosses are
+where it started in training. A cloud away from its cross has moved for all images; a wide cloud moves with the image."""
+EXPLAINED = """How much of what the last such layer decides per image follows the object's class, and how much its scale? Shares
+of the variance, and what linear models read from it on images that they were not fitted on. In brackets the control, random
+mixtures of the features that the layer sees: only what exceeds the control has been learnt."""
+
+
+@dataclass
+class Subject:
+    """A setting, and the network that one of its runs came to."""
+
+    label: str
+    model: nn.Module
+    dataset: ImageDataset
+    metrics: Path
+
+    def normalized(self, images: Tensor) -> Tensor:
+        return Normalize(self.dataset.mean, self.dataset.std)(images)
+
+    def batch(self, count: int) -> tuple[np.ndarray, Tensor]:
+        """Indices and images of the first so many."""
+        indices = np.arange(min(count, len(self.dataset)))
+        return indices, self.normalized(self.dataset.load(indices).batch.images)
+
+
+def curves_section(subjects: Sequence[Subject]) -> Section:
+    """Loss in training and accuracy in validation, a line for each setting."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for subject, colour in zip(subjects, COLOURS, strict=False):
+        lines = read_metrics(subject.metrics)
+        for axes, (kind, key) in zip(panels, (("train", "loss"), ("val", "top1")), strict=True):
+            points = [(line["step"], line[key]) for line in lines.get(kind, []) if key in line]
+            marker = "o" if kind == "val" else None
+            axes.plot(*np.reshape(points, (-1, 2)).T, color=colour, marker=marker, markersize=4, label=subject.label)
+    for axes, label in zip(panels, ("training loss", "validation top-1, %"), strict=True):
+        axes.set_xlabel("step")
+        axes.set_ylabel(label)
+        tidy(axes)
+    if len(subjects) > 1:
+        panels[0].legend(frameon=False, fontsize=8, loc="upper right")
+    return Section("Learning curves", paragraph(CURVES) + chart(figure, "training loss and validation accuracy over the steps"))
+
+
+def fields_section(subjects: Sequence[Subject]) -> Section:
+    """ERFs of the middle of the last feature map, over three images."""
+    content = paragraph(FIELDS)
+    dataset = subjects[0].dataset
+    look = middle(subjects[0].model, dataset)
+    if isinstance(dataset, DeformedFashion):
+        content += paragraph(OUTLINES)
+        index = first_of_classes(dataset, [dataset.class_names.index("Ankle boot")])
+        for title, scale in SIZES.items():
+            probe = place(look, dataset, index, scale, 20.0)
+            content += heading(title) + _field_tiles(subjects, look, probe.images, probe.masks[0])
+    else:
+        for number, image in enumerate(dataset.load(np.arange(min(3, len(dataset)))).batch.images, 1):
+            content += heading(f"Validation image {number}") + _field_tiles(subjects, look, image[None], None)
+    return Section("What the network looks at", content)
+
+
+def _field_tiles(subjects: Sequence[Subject], look: Look, images: Tensor, mask: Tensor | None) -> str:
+    picture = images[0].movedim(0, -1).numpy().squeeze(-1 if images.shape[1] == 1 else ()) / 255
+    shown = [(_tile(picture, None, look.point), "the image")]
+    for subject in subjects:
+        field = effective_receptive_field(subject.model, subject.normalized(images), look.position, projections=32)[0]
+        words = f"{subject.label}: radius {measures.radius(field):.1f}"
+        if mask is not None:
+            words += f", {100 * measures.share_inside(field, mask):.0f} % inside"
+        shown.append((_tile(picture, field.numpy(), look.point, None if mask is None else mask.numpy()), words))
+    return tiles(shown)
+
+
+def _tile(image: np.ndarray, field: np.ndarray | None, point: tuple[float, float], mask: np.ndarray | None = None) -> Figure:
+    figure = Figure(figsize=(2, 2 * image.shape[0] / image.shape[1]))
+    axes = figure.add_axes((0, 0, 1, 1))
+    if field is None:
+        axes.imshow(image, cmap="gray", vmin=0, vmax=1)
+        mark(axes, point)
+    else:
+        show_field(axes, image, field, point, mask)
+    axes.set_axis_off()
+    return figure
+
+
+def dynamics_section(subjects: Sequence[Subject]) -> Section | None:
+    """Where taps read their scopes, and what offsets and routing follow. None if no network decides anything per image."""
+    content = ""
+    for subject in subjects:
+        if scopes := read_scopes(subject.model, subject.batch(100)[1]):
+            some = np.linspace(0, len(scopes) - 1, min(LAYERS, len(scopes))).astype(int)
+            scopes = [scopes[i] for i in some]
+            far = ", ".join(f"{moves(scope)['from rest']:.2f}" for scope in scopes)
+            content += heading(subject.label) + chart(scope_row(scopes), f"taps in the scopes of {subject.label}")
+            content += paragraph(f"Distance from rest, root mean square, in entries of the scope: {far}.", quiet=True)
+    if content:
+        content = paragraph(TAPS) + content
+    if rows := _explained(subjects):
+        content += heading("What it follows") + paragraph(EXPLAINED) + table(rows)
+    return Section("How the kernels adapt", content) if content else None
+
+
+def _explained(subjects: Sequence[Subject]) -> list[dict[str, str]]:
+    """For the last layer that decides something, where the objects' scales are known."""
+    rows = []
+    for subject in subjects:
+        if isinstance(subject.dataset, DeformedFashion):
+            indices, images = subject.batch(IMAGES)
+            if found := collect_dynamics(subject.model, images.split(100)):
+                last = list(found.values())[-1]
+                about = subject.dataset.targets[indices], subject.dataset.factors(indices).scale
+                cells = beside(explain(last.values, *about), explain_control(last, *about))
+                rows.append({"setting": subject.label} | cells)
+    return rows

@@ -1,0 +1,95 @@
+"""What a network says of images in files."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from dkcls.classification import Classification
+from dkcls.data import create_loader
+from dkcls.data.encoded import EncodedImages
+from dkcls.data.image_folder import EXTENSIONS
+from dkcls.data.transforms import EvalTransform
+from dkcls.engine.errors import UserError
+from dkcls.engine.evaluate import autocast
+from dkcls.engine.network import Network
+
+
+class Prediction(NamedTuple):
+    """The likeliest classes of an image, best first, with their probabilities."""
+
+    image: str
+    classes: list[str]
+    probabilities: list[float]
+
+
+class ImageFiles(EncodedImages):
+    """Files by their paths, without classes."""
+
+    def __init__(self, paths: Sequence[str], image_size: int, crop_ratio: float):
+        super().__init__(EvalTransform(image_size, crop_ratio), image_size, training=False, seed=0)
+        self.paths, self.class_names = list(paths), []
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> bytes:
+        return Path(self.paths[index]).read_bytes()
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+    def target(self, index: int) -> int:
+        return 0
+
+
+def find_images(places: Iterable[str]) -> list[str]:
+    """Files as they are given, and all images below folders, by name."""
+    found: list[str] = []
+    for place in places:
+        if not os.path.isdir(place):
+            found.append(place)  # what is no image is said when it is read
+            continue
+        files = (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names)
+        images = sorted(path for path in files if os.fsencode(path).lower().endswith(EXTENSIONS))
+        if not images:
+            raise UserError(f"there are no images in {place}")
+        found += images
+    return found
+
+
+class Predictor:
+    """Predictions one after the other; what cannot be read is named in the log, counted in `bad`, and left out."""
+
+    def __init__(
+        self,
+        network: Network,
+        device: torch.device,
+        *,
+        top: int = 5,
+        batch_size: int = 64,
+        workers: int = 0,
+        precision: str = "fp32",
+    ):
+        self.network, self.device, self.precision = network, device, precision
+        self.top, self.batch_size, self.workers = min(top, network.num_classes), batch_size, workers
+        self.model = network.model.to(device).eval()
+        self.task = Classification(
+            network.input.mean, network.input.std, network.num_classes, device, channels_last=network.run.train.channels_last
+        )
+        self.bad = 0
+
+    def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
+        files = ImageFiles(paths, self.network.input.image_size, self.network.input.crop_ratio)
+        workers = min(self.workers, len(paths) // self.batch_size)
+        loader = create_loader(files, self.batch_size, training=False, workers=workers, bad_limit=1.0)
+        names = self.network.class_names()
+        for batch in loader:
+            with torch.inference_mode(), autocast(self.device, self.precision):
+                shares = self.model(self.task.images(batch)).float().softmax(1)
+            best = shares.topk(self.top, dim=1)
+            for file, values, outputs in zip(batch.indices.tolist(), best.values.tolist(), best.indices.tolist(), strict=True):
+                yield Prediction(paths[file], [names[i] for i in outputs], values)
+        self.bad += loader.bad_files.count

@@ -1,0 +1,1 @@
+"""Faults done to the real train.py, one module for each kind: `drill.py` runs them all, the tests a short form."""

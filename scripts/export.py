@@ -1,0 +1,58 @@
+"""Exports a network: python scripts/export.py checkpoint=runs/NAME/best.pt format=onnx
+
+    format=safetensors   weights that say what they are: eval.py, predict.py and model.pretrained= take them back
+    format=onnx          deformable kernels in standard operators, any number of images; eval.py and predict.py run it too
+    format=torch         the same as a torch.export program, .pt2: needs PyTorch, not dkcls
+    format=aoti          the same compiled for this machine's CPU by AOTInductor, .aoti.pt2: takes a minute and a C++ compiler
+
+The file is compared with the network before it gets its name, and the largest difference of the logits is printed, beside what
+rounding alone does to them. All take images float32 [batch, channels, image_size, image_size], normalised by the mean and std
+that the file's metadata tell.
+"""
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from omegaconf import MISSING
+
+from dkcls.config import ModelConfig, check_weights
+from dkcls.engine import cli
+from dkcls.engine.export import BATCHES, SUFFIXES, export
+from dkcls.engine.network import load_network
+
+
+@dataclass
+class Arguments:
+    format: str = MISSING  # safetensors, onnx, torch, aoti
+    checkpoint: str | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    weights: str = "auto"  # auto: the moving average if there is one; ema, model
+    image_size: int | None = None  # null: as the network takes them
+    output: Path | None = None  # null: beside the checkpoint, with the format's ending
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights)
+
+
+def main(arguments: Arguments) -> None:
+    if arguments.format not in SUFFIXES:
+        raise cli.UserError(f"format must be one of {', '.join(SUFFIXES)}, got {arguments.format!r}")
+    network = load_network(
+        replace(arguments.model, pretrained=arguments.checkpoint or arguments.model.pretrained), arguments.weights
+    )
+    if network.path.endswith(".onnx"):
+        raise cli.UserError(f"{network.path} is exported already")
+    if arguments.image_size:
+        network = replace(network, input=replace(network.input, image_size=arguments.image_size))
+    output = arguments.output or Path(network.path).with_suffix(SUFFIXES[arguments.format])
+    if not str(output).endswith(SUFFIXES[arguments.format][-4:]):
+        raise cli.UserError(f"output must end in {SUFFIXES[arguments.format]}, got {output}")
+    difference, rounding = export(network, arguments.format, output)
+    print(f"{output}: {output.stat().st_size / 2**20:.2f} MiB")
+    batches = ", ".join(map(str, BATCHES))
+    print(f"largest difference of the logits {difference:.2e} (float32 from float64 {rounding:.2e}), on batches of {batches}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.script(Arguments, main, __doc__))

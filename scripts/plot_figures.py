@@ -1,0 +1,232 @@
+"""Draws the figures of docs/analysis.md from networks trained on the embedded data, and prints the numbers behind them.
+
+    python scripts/plot_figures.py checkpoint=[runs/rigid/best.pt,runs/dcn/best.pt,runs/local/best.pt,runs/both/best.pt]
+    python scripts/plot_figures.py figure=radius checkpoint=[...]
+
+Figures: sizes (ERFs over small, medium and large objects), deformations (the same object, turned, scaled), taps (where they
+read the scope), radius (of ERFs over the objects' scale), dynamics (t-SNE of offsets and routing). Objects: the test split's.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from omegaconf import MISSING
+from torch import Tensor
+
+from dkcls.analysis import measures
+from dkcls.analysis.dynamics import Explained, beside, collect_dynamics, embed, explain, explain_control
+from dkcls.analysis.dynamics_plots import Cloud, clouds, taps_over_images
+from dkcls.analysis.erf_plots import FieldRow, field_table, radius_over_scale
+from dkcls.analysis.probes import Probe, first_of_classes, middle, place, probe_fields, turned_back
+from dkcls.analysis.style import NAMES, save
+from dkcls.analysis.tables import markdown_table
+from dkcls.analysis.taps import moves, read_scopes
+from dkcls.config import ModelConfig
+from dkcls.data import Normalize
+from dkcls.data.deformed_fashion import CLASS_NAMES, DeformedFashion
+from dkcls.engine import cli
+from dkcls.engine.build import build_dataset
+from dkcls.engine.network import Network, load_network
+
+SIZES = {"small": 0.42, "medium": 0.7, "large": 1.05}
+SHOWN = {"small": "Ankle boot", "medium": "Bag", "large": "Ankle boot"}
+DEFORMATIONS = {"as is": (0.65, 45.0), "turned by -90°": (0.65, -45.0), "scaled by 1.5": (0.975, 45.0)}
+DEPTHS = {"middle stage": "blocks.1", "last stage": None}
+COMPARED = ("rigid", "dcn", "local_dk", "dcn_local_dk")  # side by side in the paper
+WORDS = {"local_dk": "offsets", "cond": "weights"}  # of the networks whose dynamics the paper shows
+KINDS = {"kernel_generator": "DK offsets", "image_generator": "DCN offsets", "routing": "routing"}
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class Arguments:
+    checkpoint: list[str] = MISSING  # of networks with one layout, [a,b]; each operator at most once
+    figure: str = "all"  # or sizes, deformations, taps, radius, dynamics
+    output: Path = Path("docs/figures")
+    images: int = 1000  # of the test split, for the numbers
+
+
+@dataclass
+class Study:
+    """The networks by their operator, and what they look at."""
+
+    networks: dict[str, Network]
+    dataset: DeformedFashion
+    indices: np.ndarray
+
+    def compared(self) -> dict[str, Network]:
+        return {name: self.networks[name] for name in COMPARED if name in self.networks}
+
+    def __post_init__(self) -> None:
+        model = next(iter(self.networks.values())).model
+        self.looks = {depth: middle(model, self.dataset, module) for depth, module in DEPTHS.items()}
+
+    def place(self, indices: np.ndarray, scale: Any, rotation: Any, depth: str = "last stage") -> Probe:
+        return place(self.looks[depth], self.dataset, indices, scale, rotation)
+
+    def normalized(self, images: Tensor) -> Tensor:
+        return Normalize(self.dataset.mean, self.dataset.std)(images)
+
+
+def main(arguments: Arguments) -> None:
+    figures: dict[str, Callable[[Study], tuple[Figure, Rows]]] = {
+        "sizes": sizes, "deformations": deformations, "taps": taps, "radius": radius, "dynamics": dynamics,
+    }  # fmt: skip
+    if arguments.figure not in ("all", *figures):
+        raise cli.UserError(f"figure must be all, {', '.join(figures)}, got {arguments.figure!r}")
+    study = load(arguments.checkpoint, arguments.images)
+    for name in figures if arguments.figure == "all" else [arguments.figure]:
+        figure, rows = figures[name](study)
+        print(f"{save(figure, arguments.output / f'{name}.png')}\n\n{markdown_table(rows)}", flush=True)
+
+
+def load(paths: Sequence[str], images: int) -> Study:
+    networks: dict[str, Network] = {}
+    for path in paths:
+        network = load_network(ModelConfig(name=None, pretrained=path))
+        spatial = network.run.model.spatial or "rigid"
+        if spatial in networks:
+            raise cli.UserError(f"{path} and {networks[spatial].path} are both {NAMES[spatial]}; give one of them")
+        networks[spatial] = network
+        network.model.eval()
+    if not networks:
+        raise cli.UserError("checkpoint=[a,b] must name one checkpoint at least")
+    dataset = build_dataset(network.run.data, "test", network.run.seed)
+    if not isinstance(dataset, DeformedFashion):
+        raise cli.UserError(f"the figures need networks that were trained on deformed_fashion, got {network.run.data.name}")
+    return Study({name: networks[name] for name in NAMES if name in networks}, dataset, np.arange(min(images, len(dataset))))
+
+
+def sizes(study: Study) -> tuple[Figure, Rows]:
+    return fields_of_probes(study, {
+        name: (study.place(first_of_classes(study.dataset, [CLASS_NAMES.index(SHOWN[name])]), scale, 20.0),
+               study.place(study.indices[:200], scale, study.dataset.factors(study.indices[:200]).rotation))
+        for name, scale in SIZES.items()
+    })  # fmt: skip
+
+
+def fields_of_probes(study: Study, probes: dict[str, tuple[Probe, Probe]]) -> tuple[Figure, Rows]:
+    """One object of each probe drawn, and the numbers of many in a table."""
+    drawn, table = [], []
+    for title, (shown, many) in probes.items():
+        fields = {NAMES[n]: probe_fields(network.model, study.dataset, shown)[0] for n, network in study.compared().items()}
+        notes = {
+            name: f"radius {measures.radius(field):.1f}, {100 * measures.share_inside(field, shown.masks[0]):.0f} % inside"
+            for name, field in fields.items()
+        }
+        image, mask = shown.images[0, 0].numpy() / 255, shown.masks[0].numpy()
+        drawn.append(FieldRow(title, image, mask, {name: field.numpy() for name, field in fields.items()}, notes))
+        for name, network in study.compared().items():
+            table.append({"object": title, "network": NAMES[name], **numbers(study, network, many)})
+    return field_table(drawn, shown.look.point), table
+
+
+def numbers(study: Study, network: Network, probe: Probe) -> dict[str, float]:
+    fields = probe_fields(network.model, study.dataset, probe, projections=16)
+    inside = measures.share_inside(fields, probe.masks)
+    values = {
+        "radius": measures.radius(fields),
+        "area above 5 %": measures.area(fields),
+        "anisotropy": measures.anisotropy(fields),
+        "share inside": inside,
+        "over the object's share of the area": inside / probe.masks.float().mean((1, 2)),
+        "overlap": measures.overlap(fields, probe.masks),
+    }
+    return {name: float(value.mean()) for name, value in values.items()}
+
+
+def deformations(study: Study) -> tuple[Figure, Rows]:
+    boot = first_of_classes(study.dataset, [CLASS_NAMES.index("Ankle boot")])
+    many = study.indices[:200]
+    placed = {name: (study.place(boot, *how), study.place(many, *how)) for name, how in DEFORMATIONS.items()}
+    figure, _ = fields_of_probes(study, placed)
+    rows = []
+    for name, network in study.compared().items():
+        fields = {how: probe_fields(network.model, study.dataset, probe, projections=16) for how, (_, probe) in placed.items()}
+        still, turned, scaled = fields.values()
+        point = placed["as is"][1].look.point
+        square = turned_back(still, point, 0)
+        rows.append({
+            "network": NAMES[name],
+            "radius, scaled over as is": float((measures.radius(scaled) / measures.radius(still)).mean()),
+            "similarity to the turned object's ERF": cosine(square, turned_back(turned, point, 0)),
+            "the same, turned back": cosine(square, turned_back(turned, point, 1)),
+        })  # fmt: skip
+    return figure, rows
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.cosine_similarity(a.flatten(1), b.flatten(1)).mean())
+
+
+def taps(study: Study) -> tuple[Figure, Rows]:
+    name = next((name for name in ("local_dk", "dcn_local_dk") if name in study.networks), None)
+    if name is None:
+        raise cli.UserError("the figure taps needs a checkpoint with local deformable kernels")
+    boot = first_of_classes(study.dataset, [CLASS_NAMES.index("Ankle boot")])
+    pair = {size: study.place(boot, SIZES[size], 20.0).images for size in ("small", "large")}
+    model = study.networks[name].model
+    shown = read_scopes(model, study.normalized(torch.cat(list(pair.values()))))
+    many = read_scopes(model, study.normalized(study.dataset.load(study.indices[:200]).batch.images))
+    by_size = {scope.places.shape[-1]: scope for scope in shown}  # the last layer of each resolution
+    images = {f"a {size} object": image[0, 0].numpy() / 255 for size, image in pair.items()}
+    return taps_over_images(images, list(by_size.values()), many), [{"layer": scope.name} | moves(scope) for scope in many]
+
+
+def radius(study: Study) -> tuple[Figure, Rows]:
+    factors = study.dataset.factors(study.indices)
+    radii: dict[str, dict[str, np.ndarray]] = {}
+    correlations: dict[str, dict[str, float]] = {}
+    rows = []
+    for depth in DEPTHS:
+        probe = study.place(study.indices, factors.scale, factors.rotation, depth)
+        for name, network in study.networks.items():
+            values = measures.radius(probe_fields(network.model, study.dataset, probe, projections=16)).numpy()
+            r = float(np.corrcoef(np.log(factors.scale), values)[0, 1])
+            radii.setdefault(depth, {})[NAMES[name]] = values
+            correlations.setdefault(depth, {})[NAMES[name]] = r
+            slope = float(np.polyfit(np.log2(factors.scale), values, 1)[0])
+            rows.append({
+                "depth": depth, "network": NAMES[name], "mean radius": float(values.mean()),
+                "correlation with log scale": r, "pixels per doubling": slope,
+            })  # fmt: skip
+    return radius_over_scale(factors.scale, radii, correlations), rows
+
+
+def dynamics(study: Study) -> tuple[Figure, Rows]:
+    classes, scales = study.dataset.targets[study.indices], study.dataset.factors(study.indices).scale
+    batches = study.normalized(study.dataset.load(study.indices).batch.images).split(250)
+    panels, rows = [], []
+    for name, network in study.networks.items():
+        found = collect_dynamics(network.model, batches)
+        layers = list(dict.fromkeys(generator.rpartition(".")[0] for generator in found))
+        for generator, said in found.items():
+            own, control = explain(said.values, classes, scales), explain_control(said, classes, scales)
+            layer, _, kind = generator.rpartition(".")
+            about = {"network": NAMES[name], "layer": layers.index(layer) + 1, "what": KINDS[kind]}
+            rows.append(about | beside(own, control))
+        if name in WORDS:  # the last layer's
+            panels += [panel(f"{NAMES[name]}: {said.values.shape[1]} {WORDS[name]}", said.values, own)]
+            panels += [panel("its control", said.control(0), explain(said.control(0), classes, scales))]
+    if not panels:
+        raise cli.UserError("the figure dynamics needs a checkpoint with local deformable kernels or CondConv")
+    return clouds(panels, classes, scales, CLASS_NAMES), rows
+
+
+def panel(title: str, values: np.ndarray, explained: Explained) -> Cloud:
+    return Cloud(
+        title,
+        embed(values),
+        f"{100 * explained.class_share:.0f} % of variance, accuracy {100 * explained.class_accuracy:.0f} %",
+        f"{100 * explained.scale_share:.0f} % of variance, R2 {explained.scale_r2:.2f}",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(cli.script(Arguments, main, __doc__))

@@ -1,0 +1,136 @@
+"""Writes one HTML page about a run or a sweep, to be read anywhere: results, curves, receptive fields, dynamics, config.
+
+    python scripts/report.py run=runs/quickstart
+    python scripts/report.py run=runs/scopes                      # every finished run in a folder, such as a sweep's
+    python scripts/report.py run=[runs/a,runs/b] output=ab.html
+
+Networks are looked into for the best six settings, one run of each.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from omegaconf import MISSING
+
+from dkcls import __version__
+from dkcls.analysis.plots import plot_sweep
+from dkcls.analysis.report import Section, chart, facts, folded, page, paragraph, table
+from dkcls.analysis.report_sections import Subject, curves_section, dynamics_section, fields_section
+from dkcls.analysis.style import NAMES
+from dkcls.config import ModelConfig
+from dkcls.engine import cli
+from dkcls.engine.build import build_dataset
+from dkcls.engine.checkpoint import write_atomically
+from dkcls.engine.network import load_network
+from dkcls.engine.runs import SCOPE, WITHOUT_SCOPE, Group, find_runs, group_runs, over_scopes, summarize
+
+MOST = 6  # settings whose networks are looked into
+FIGURES = {"top1": "top-1, %", "top5": "top-5, %", "loss": "loss"}
+RESULTS = """On validation images: the share that the network names right (top-1), the share for which the right name is among
+its five best guesses (top-5), and the loss, lower is better."""
+SPREAD = (
+    """± is the standard deviation over runs that differ in their random seed alone; a difference below it may be chance."""
+)
+SCOPES = """A deformable kernel reads its small kernel from a larger square of weights, the scope. A larger scope leaves it
+more room to adapt. Dots are single runs, lines their means, bars standard deviations; dashed lines have no scope."""
+
+
+@dataclass
+class Arguments:
+    run: Any = MISSING  # a run's folder or one with runs in it, or several as [a,b]
+    output: Path | None = None  # none: report.html in that folder
+
+
+def main(arguments: Arguments) -> None:
+    groups = group_runs(find_runs(arguments.run))
+    ranked = sorted(groups, key=lambda group: -mean_top1(group))
+    sections = [results(groups, ranked[0]), scopes(groups), *networks(ranked[:MOST]), settings(ranked[0])]
+    folder = Path(arguments.run if isinstance(arguments.run, str) else ".")
+    output = arguments.output or (folder if folder.is_dir() else Path(".")) / "report.html"
+    text = page(title(groups), lead(groups, ranked[0]), [s for s in sections if s], f"Made by dkcls {__version__}.")
+    write_atomically(output, text.encode())
+    print(f"{output}: {sum(len(group.runs) for group in groups)} runs, {len(text) / 2**20:.1f} MB")
+
+
+def mean_top1(group: Group) -> float:
+    return fmean(group.values("top1") or [0.0])
+
+
+def label(group: Group, *without: str) -> str:
+    """The operator by its usual name, then what else sets the group apart, some keys left out."""
+    if not group.settings:
+        return group.runs[0].path.name
+    spatial = group.runs[0].config["model.spatial"]
+    hidden = {"model.spatial", *without, *([SCOPE] if spatial in WITHOUT_SCOPE else [])}
+    shown = {key: value for key, value in group.settings.items() if value is not None and key not in hidden}
+    return ", ".join([NAMES[spatial or "rigid"], *(f"{key.split('.')[-1]} {value}" for key, value in shown.items())])
+
+
+def title(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    return f"Training report: {runs[0].path.name if len(runs) == 1 else f'{len(runs)} runs'}"
+
+
+def lead(groups: Sequence[Group], best: Group) -> str:
+    config, count = best.runs[0].config, sum(len(group.runs) for group in groups)
+    what = "One network" if count == 1 else f"{count} networks, in {len(groups)} settings,"
+    words = f"{what} of the kind {config['model.name']} learnt to name what is in the images of {config['data.name']}. "
+    if len(groups) == 1:
+        return words + f"{mean_top1(best):.1f} % of the validation images, which were never trained on, get the right name."
+    return words + f"With the best setting, {label(best)}, {mean_top1(best):.1f} % of the validation images get the right name."
+
+
+def results(groups: Sequence[Group], best: Group) -> Section:
+    rows = []
+    for group, summary in zip(groups, summarize(groups), strict=True):
+        row: dict[str, Any] = {"setting": label(group), "runs": str(len(group.runs))}
+        for name, words in FIGURES.items():
+            if name in summary:
+                spread = summary.get(f"{name}_std")
+                row[words] = f"{summary[name]:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
+        rows.append(row | {"parameters": f"{summary['parameters']:,}", "minutes": f"{summary['seconds'] / 60:.1f}"})
+    if len(rows) == 1:
+        del rows[0]["setting"]
+        return Section("Result", paragraph(RESULTS) + facts(rows[0]))
+    return Section("Results", paragraph(f"{RESULTS} {SPREAD}") + table(rows, [group is best for group in groups].index(True)))
+
+
+def scopes(groups: Sequence[Group]) -> Section | None:
+    """Accuracy over the scope, if several scopes were tried."""
+    series, baselines = over_scopes(groups, lambda group: label(group, SCOPE))
+    if max(map(len, series.values()), default=0) < 2:
+        return None
+    with TemporaryDirectory() as folder:
+        picture = plot_sweep(
+            series, Path(folder) / "scopes.png", xlabel="scope", ylabel="validation top-1, %", baselines=baselines
+        )
+        return Section("Accuracy over the scope", paragraph(SCOPES) + chart(picture.read_bytes(), "accuracy over the scope"))
+
+
+def networks(groups: Sequence[Group]) -> list[Section | None]:
+    """What the network of each group's first run does, or why it cannot be told."""
+    subjects = []
+    try:
+        for group in groups:
+            run = group.runs[0]
+            network = load_network(ModelConfig(name=None, pretrained=str(run.path / "best.pt")))
+            dataset = build_dataset(network.run.data, "val", network.run.seed)
+            subjects.append(Subject(label(group), network.model.eval(), dataset, run.path / "metrics.jsonl"))
+    except cli.UserError as error:
+        return [Section("The networks", paragraph(f"They could not be looked into: {error}."))]
+    return [curves_section(subjects), fields_section(subjects), dynamics_section(subjects)]
+
+
+def settings(group: Group) -> Section:
+    words = f"Everything that was set for {label(group)}; what is not listed was left to its default."
+    text = "\n".join(f"{key}: {value}" for key, value in group.runs[0].config.items() if value not in (None, {}))
+    return Section("Config", paragraph(words) + folded("all keys", text))
+
+
+if __name__ == "__main__":
+    sys.exit(cli.script(Arguments, main, __doc__))

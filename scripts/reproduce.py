@@ -1,0 +1,330 @@
+"""The paper's rows at small scale: trained on the embedded data with paired seeds and fair controls, then tables and plots.
+
+    python scripts/reproduce.py                          # all of it, as many runs at once as there are cores
+    python scripts/reproduce.py studies=[main] seeds=[0]
+    python scripts/reproduce.py train=false              # tables and plots of what is there
+
+The same command goes on where it stopped. What was chosen (learning rate, initial gain, multipliers of the generators) was
+chosen on the validation split with other seeds, in the study `tuning`. The test split is used once, on finished networks.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+
+from dkcls.analysis.paired import compare
+from dkcls.analysis.plots import plot_factors, plot_gains, plot_sweep
+from dkcls.analysis.tables import csv_table, markdown_table
+from dkcls.classification import Classification
+from dkcls.config import DataConfig, ModelConfig
+from dkcls.data.deformed_fashion import DeformedFashion
+from dkcls.engine import cli
+from dkcls.engine.build import build_dataset
+from dkcls.engine.checkpoint import write_atomically
+from dkcls.engine.network import load_network
+from dkcls.engine.parallel import train_all
+from dkcls.models.paper import PAPER
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+# Beyond the 0.4 to 1.1 and the 60 degrees of training: four bins of scale are inside and three on either side.
+SCALES = 0.4 * (1.1 / 0.4) ** (np.arange(-3, 8) / 4)
+ROTATIONS = np.arange(0, 181, 30.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network, by what sets it apart from the rigid one. `paper`: how its name ends in the paper's tables."""
+
+    name: str
+    label: str
+    overrides: tuple[str, ...] = ()
+    paper: str | None = None
+
+
+def row(name: str, label: str, model: dict[str, Any], *more: str, multiplier: float = 0.0, paper: str | None = None) -> Row:
+    settings = [f"model.{key}={value}" for key, value in model.items()]
+    return Row(name, label, (*settings, *([f"optim.generator_lr={multiplier}"] if multiplier else []), *more), paper)
+
+
+# Multipliers of the generators' learning rate, chosen on the validation split.
+LOCAL, GLOBAL, DCN = 0.01, 0.1, 0.01
+LOCAL_OTHERS, GLOBAL_OTHERS = (0.001, 0.003, 0.03, 0.1), (0.01, 0.03, 0.3, 1.0)  # of the ablation
+LOCAL4 = {"spatial": "local_dk", "scope": 4}
+GLOBAL4 = {"spatial": "global_dk", "scope": 4}
+POINT2, COND = {"pointwise": "global_dk"}, {"pointwise": "cond"}
+MAIN = (
+    row("rigid", "rigid", {}, paper=""),
+    row("wide_parameters", "rigid, wider: parameters of local 4", {}, "+model.kwargs.width=1.78"),
+    row("wide_macs", "rigid, wider: multiply-adds of local 4", {}, "+model.kwargs.width=1.88"),
+    row("longer", "rigid, longer: CPU time of local 4", {}, "schedule.epochs=5"),
+    row("static4", "static scope 4", {"spatial": "static", "scope": 4}),
+    row("global4", "global 4", GLOBAL4, multiplier=GLOBAL, paper="_global4"),
+    *(row(f"local{s}", f"local {s}", LOCAL4 | {"scope": s}, multiplier=LOCAL, paper=f"_local{s}") for s in (3, 4, 5, 9)),
+    row("point2_global4", "1x1 global 2 + global 4", POINT2 | GLOBAL4, multiplier=GLOBAL, paper="_point2_global4"),
+    row("point2_local4", "1x1 global 2 + local 4", POINT2 | LOCAL4, multiplier=LOCAL, paper="_point2_local4"),
+    row("dcn", "DCN", {"spatial": "dcn"}, multiplier=DCN, paper="_dcn"),
+    row("dcn_local4", "DCN + local 4", LOCAL4 | {"spatial": "dcn_local_dk"}, multiplier=DCN, paper="_dcn_local4"),
+    row("cond", "cond", COND | {"spatial": "cond"}, paper="_cond"),
+    row("cond_local4", "cond + local 4", COND | LOCAL4, multiplier=LOCAL, paper="_cond_local4"),
+)
+ABLATION = (
+    row("local4_spread", "local 4, grid spread", LOCAL4 | {"grid": "spread"}, multiplier=LOCAL),
+    row("local9_spread", "local 9, grid spread", LOCAL4 | {"scope": 9, "grid": "spread"}, multiplier=LOCAL),
+    row("local7_step2", "local 7, grid step 2", LOCAL4 | {"scope": 7, "grid": 2.0}, multiplier=LOCAL),
+    row("local4_independent", "local 4, scope drawn independently", LOCAL4 | {"scope_init": "independent"}, multiplier=LOCAL),
+    row("local4_projected", "local 4, projected gradient", LOCAL4 | {"clip": "projected"}, multiplier=LOCAL),
+    *(row(f"local4_times{m:g}", f"local 4, generators x {m:g}", LOCAL4, multiplier=m) for m in LOCAL_OTHERS),
+    *(row(f"global4_times{m:g}", f"global 4, generators x {m:g}", GLOBAL4, multiplier=m) for m in GLOBAL_OTHERS),
+)
+LRS, GAINS = (0.1, 0.4), (0.03, 0.3, 1.0)  # beside those of experiment=reproduce
+
+
+def tuned(
+    name: str, label: str, model: dict[str, Any], multiplier: float, others: Sequence[float], recipe: bool
+) -> Iterator[Row]:
+    """The network as it is, and with one thing changed."""
+    yield row(f"tune_{name}", f"{label}, as chosen", model, multiplier=multiplier)
+    for lr in LRS if recipe else ():
+        yield row(f"tune_{name}_lr{lr:g}", f"{label}, learning rate {lr:g}", model, f"optim.lr={lr}", multiplier=multiplier)
+    for gain in GAINS if recipe else ():
+        changed = model | {"depthwise_gain": gain}
+        yield row(f"tune_{name}_gain{gain:g}", f"{label}, depthwise gain {gain:g}", changed, multiplier=multiplier)
+    for other in others:
+        yield row(f"tune_{name}_times{other:g}", f"{label}, generators x {other:g}", model, multiplier=other)
+
+
+TUNING = (
+    *tuned("rigid", "rigid", {}, 0.0, (), recipe=True),
+    *tuned("local4", "local 4", LOCAL4, LOCAL, (0.003, 0.03, 0.1), recipe=True),
+    *tuned("global4", "global 4", GLOBAL4, GLOBAL, (0.03, 0.3, 1.0), recipe=False),
+    *tuned("dcn", "DCN", {"spatial": "dcn"}, DCN, (0.003, 0.03, 0.1), recipe=False),
+)
+STUDIES = {"tuning": TUNING, "main": MAIN, "ablation": ABLATION}
+SEEDS = {"tuning": [100, 101], "main": [0, 1, 2, 3, 4], "ablation": [0, 1, 2]}
+QUESTIONS = (
+    ("Does local DK beat rigid?", "local4", "rigid"),
+    ("... the static scope?", "local4", "static4"),
+    ("... a rigid network with its parameters?", "local4", "wide_parameters"),
+    ("... with its multiply-adds?", "local4", "wide_macs"),
+    ("... trained for its CPU time?", "local4", "longer"),
+    ("Does global DK beat rigid?", "global4", "rigid"),
+    ("... the static scope?", "global4", "static4"),
+    ("Does local DK beat global DK?", "local4", "global4"),
+    ("Does DCN beat rigid?", "dcn", "rigid"),
+    ("Does local DK beat DCN?", "local4", "dcn"),
+    ("Does local DK add to DCN?", "dcn_local4", "dcn"),
+    ("Does CondConv beat rigid?", "cond", "rigid"),
+    ("Does local DK add to CondConv?", "cond_local4", "cond"),
+    ("Do 1x1 DK add to global DK?", "point2_global4", "global4"),
+    ("... to local DK?", "point2_local4", "local4"),
+    ("Scope 4 or 3?", "local4", "local3"),
+    ("Scope 4 or 5?", "local4", "local5"),
+    ("Scope 4 or 9?", "local4", "local9"),
+    ("Grid from end to end, scope 4?", "local4_spread", "local4"),
+    ("... scope 9?", "local9_spread", "local9"),
+    ("Scope 7 with a step of 2?", "local7_step2", "local4"),
+    ("Scope drawn independently?", "local4_independent", "local4"),
+    ("Projected gradient at the clip?", "local4_projected", "local4"),
+)
+CURVES = ("rigid", "static4", "global4", "local4", "dcn", "dcn_local4", "cond", "wide_macs")
+
+
+@dataclass
+class Arguments:
+    out: Path = Path("runs/reproduce")  # the runs; tables and plots go to OUT/report
+    studies: list[str] = field(default_factory=lambda: list(STUDIES))
+    rows: list[str] = field(default_factory=list)  # only these networks
+    seeds: list[int] = field(default_factory=list)  # none: 0 to 4; 0 to 2 for the ablation, 100 and 101 for tuning
+    jobs: int = 0  # at once; 0: one per core
+    overrides: list[str] = field(default_factory=list)  # of every run, such as train.device=cuda
+    train: bool = True  # false: only tables and plots
+
+
+def main(arguments: Arguments) -> None:
+    for kind, given, known in (
+        ("study", arguments.studies, STUDIES),
+        ("row", arguments.rows, [r.name for rows in STUDIES.values() for r in rows]),
+    ):
+        if wrong := [name for name in given if name not in known]:
+            raise cli.UserError(f"there is no {kind} {wrong[0]!r}; there are {', '.join(known)}")
+    for study in arguments.studies if arguments.train else ():
+        then = None if study == "tuning" else test_once
+        train_all([job(arguments, *pair) for pair in planned(arguments, study)], CONFIGS, arguments.jobs, then)
+    report(arguments)
+
+
+def planned(arguments: Arguments, study: str) -> Iterator[tuple[Row, int]]:
+    """Seed by seed, so that whenever it stops the networks can be compared."""
+    for seed in arguments.seeds or SEEDS[study]:
+        for network in STUDIES[study]:
+            if not arguments.rows or network.name in arguments.rows:
+                yield network, seed
+
+
+def job(arguments: Arguments, network: Row, seed: int) -> list[str]:
+    name = f"{network.name}-{seed}"
+    return [
+        "experiment=reproduce", f"name={name}", f"out={arguments.out}", f"seed={seed}", *network.overrides, *arguments.overrides
+    ]  # fmt: skip
+
+
+def test_once(run: Path, cpu_seconds: float | None) -> None:
+    """Writes test.json beside a run's result, if it is not there."""
+    file = run / "test.json"
+    if file.exists():
+        return
+    network = load_network(ModelConfig(pretrained=str(run / "last.pt")))
+    model, data = network.model, network.run.data
+    figures: dict[str, Any] = {"cpu_seconds": cpu_seconds, "test": 100 * hits(model, data).mean()}
+    wide = replace(data, object_scale=[float(SCALES[0]), float(SCALES[-1])])
+    turned = replace(data, object_rotation=[-180.0, 180.0])
+    figures["by_scale"] = by_factor(model, wide, "scale", SCALES)
+    figures["by_rotation"] = by_factor(model, turned, "rotation", ROTATIONS)
+    write_atomically(file, json.dumps(figures).encode())
+
+
+@torch.inference_mode()
+def hits(model: torch.nn.Module, data: DataConfig) -> np.ndarray:
+    """Of each test image, whether the network is right."""
+    dataset = build_dataset(data, "test", 0)
+    task = Classification(dataset.mean, dataset.std, dataset.num_classes, torch.device("cpu"))
+    right = []
+    model.eval()
+    for indices in np.array_split(np.arange(len(dataset)), -(-len(dataset) // 250)):
+        batch = dataset.load(indices).batch
+        right.append((model(task.images(batch)).argmax(1) == batch.targets).numpy())
+    return np.concatenate(right)
+
+
+def by_factor(model: torch.nn.Module, data: DataConfig, factor: str, edges: np.ndarray) -> list[float]:
+    """Percent right in each bin of the factor's size."""
+    dataset = build_dataset(data, "test", 0)
+    assert isinstance(dataset, DeformedFashion)
+    values = np.abs(getattr(dataset.factors(np.arange(len(dataset))), factor))
+    bins, right = np.clip(np.digitize(values, edges) - 1, 0, len(edges) - 2), hits(model, data)
+    return [100 * float(right[bins == i].mean()) for i in range(len(edges) - 1)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network's runs, by seed."""
+
+    row: Row
+    results: dict[int, dict[str, Any]]
+
+    def of(self, figure: str) -> dict[int, float]:
+        return {seed: result[figure] for seed, result in self.results.items() if result[figure] is not None}
+
+    def curves(self, figure: str) -> np.ndarray:
+        return np.array(list(self.of(figure).values()))
+
+
+def measured(out: Path, rows: Sequence[Row], *files: str) -> dict[str, Measured]:
+    """What is there, in the order of the tables: the figures of all of these files of each run."""
+    found = {}
+    for network in rows:
+        results = {}
+        for run in out.glob(f"{network.name}-*"):
+            seed = run.name.rpartition("-")[2]
+            if run.name == f"{network.name}-{seed}" and all((run / file).exists() for file in files):
+                results[int(seed)] = {k: v for file in files for k, v in json.loads((run / file).read_text()).items()}
+        if results:
+            found[network.name] = Measured(network, dict(sorted(results.items())))
+    return found
+
+
+def report(arguments: Arguments) -> None:
+    folder = arguments.out / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    if tuning := measured(arguments.out, TUNING, "result.json"):
+        write_table(folder / "tuning", [tuning_row(network) for network in tuning.values()])
+    networks = measured(arguments.out, MAIN + ABLATION, "result.json", "test.json")
+    if "rigid" not in networks:
+        if tuning:
+            return
+        raise cli.UserError(f"there is no finished run of the rigid network in {arguments.out}")
+    for study, rows in (("main", MAIN), ("ablation", ABLATION)):
+        shown = [networks[r.name] for r in rows if r.name in networks]
+        if shown:
+            write_table(folder / study, [table_row(network, networks["rigid"]) for network in shown])
+    write_table(folder / "questions", list(answers(networks)))
+    main_rows = {r.name: networks[r.name] for r in MAIN if r.name in networks}
+    gains = {n.row.label: compare(n.of("test"), networks["rigid"].of("test")).differences for n in main_rows.values()}
+    controls = [r.label for r in MAIN[:5]]
+    plot_gains(
+        {label: values for label, values in gains.items() if label != "rigid"}, folder / "gains.png",
+        xlabel="test top-1 over that of rigid, points", controls=controls,
+    )  # fmt: skip
+    test = {name: list(network.of("test").values()) for name, network in networks.items()}
+    baselines = {networks[name].row.label: test[name] for name in ("rigid", "static4") if name in test}
+    scopes: dict[float, list[float]] = {s: test[f"local{s}"] for s in (3, 4, 5, 9) if f"local{s}" in test}
+    plot_sweep({"local DK": scopes}, folder / "scope.png", xlabel="scope", ylabel="test top-1, %", baselines=baselines)
+    multipliers = {
+        f"{kind} DK 4": {own: test[f"{kind}4"]}
+        | {m: test[f"{kind}4_times{m:g}"] for m in others if f"{kind}4_times{m:g}" in test}
+        for kind, own, others in (("local", LOCAL, LOCAL_OTHERS), ("global", GLOBAL, GLOBAL_OTHERS))
+        if f"{kind}4" in test
+    }
+    plot_sweep(
+        multipliers, folder / "multiplier.png", xlabel="learning rate of the generators, of the network's",
+        ylabel="test top-1, %", baselines=baselines, logarithmic=True,
+    )  # fmt: skip
+    for figure, edges, trained, words in (
+        ("by_scale", SCALES, (0.4, 1.1), "scale of the object"),
+        ("by_rotation", ROTATIONS, (0.0, 60.0), "rotation of the object, degrees"),
+    ):
+        curves = {networks[n].row.label: networks[n].curves(figure) for n in CURVES if n in networks}
+        same = min(len(values) for values in curves.values())
+        curves = {name: values[:same] for name, values in curves.items()}
+        plot_factors(edges, curves, trained, folder / f"{figure}.png", xlabel=words, logarithmic=figure == "by_scale")
+    print(f"tables and plots are in {folder}")
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    write_atomically(path.with_suffix(".md"), markdown_table(rows).encode())
+    write_atomically(path.with_suffix(".csv"), csv_table(rows).encode())
+    print(f"\n{path.name}\n\n{markdown_table(rows)}")
+
+
+def tuning_row(network: Measured) -> dict[str, Any]:
+    top1 = list(network.of("top1").values())
+    return {"network": network.row.label, "seeds": " ".join(map(str, network.results)), **mean_and_spread("val top-1", top1)}
+
+
+def mean_and_spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    return {name: fmean(values), f"{name}_std": stdev(values) if len(values) > 1 else None}
+
+
+def table_row(network: Measured, rigid: Measured) -> dict[str, Any]:
+    some = next(iter(network.results.values()))
+    values: dict[str, Any] = {"network": network.row.label, "seeds": len(network.results)}
+    values |= {"parameters": some["parameters"], "M multiply-adds": some["macs"] / 1e6}
+    times = [list(n.of("cpu_seconds").values()) for n in (network, rigid)]
+    values["CPU time of rigid's"] = fmean(times[0]) / fmean(times[1]) if all(times) else None
+    for name, figure in (("val top-1", "top1"), ("test top-1", "test")):
+        values |= mean_and_spread(name, list(network.of(figure).values()))
+    values["test, over rigid"] = "" if network is rigid else str(compare(network.of("test"), rigid.of("test")))
+    if network.row.paper is not None:
+        for name, base in (("paper: R50-DW", "resnet50_dw"), ("paper: MobileNet-V2", "mobilenetv2_100")):
+            values[name] = next((f"{p.top1}" for p in PAPER if p.name == base + network.row.paper), "")
+    return values
+
+
+def answers(networks: dict[str, Measured]) -> Iterator[dict[str, Any]]:
+    for question, a, b in QUESTIONS:
+        if a in networks and b in networks:
+            result = compare(networks[a].of("test"), networks[b].of("test"))
+            seeds = " ".join(f"{difference:+.2f}" for difference in result.differences)
+            difference = f"{networks[a].row.label} - {networks[b].row.label}"
+            yield {"question": question, "difference": difference, "test top-1, points": str(result), "seed by seed": seeds}
+
+
+if __name__ == "__main__":
+    sys.exit(cli.script(Arguments, main, __doc__))

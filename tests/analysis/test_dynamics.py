@@ -1,0 +1,90 @@
+"""What networks decide per image: collected as it was said, measured on data whose answers are known, and drawn."""
+
+import numpy as np
+import pytest
+import torch
+
+from dkcls.analysis.dynamics import Dynamics, beside, collect_dynamics, explain, explain_control, variance_share
+from dkcls.analysis.dynamics_plots import Cloud, clouds, scope_row, taps_over_images
+from dkcls.analysis.taps import moves, read_scopes
+from dkcls.layers import record_offsets
+from tests.models.common import awake, create, images, stir
+
+GENERATORS = {"rigid": 0, "local_dk": 6, "dcn_local_dk": 12, "global_dk": 6, "cond": 6}
+
+
+@pytest.mark.parametrize(("spatial", "generators"), GENERATORS.items())
+def test_every_generator_is_heard(spatial, generators):
+    model, batch = stir(awake(create(spatial=spatial))), images(n=4)
+    found = collect_dynamics(model, batch.split(2))
+    assert len(found) == generators
+    assert not any(module._forward_hooks for module in model.modules())
+    with record_offsets(model) as records:
+        model(batch)
+    for name, said in found.items():
+        layer, _, kind = name.rpartition(".")
+        assert len(said.values) == len(said.features) == 4
+        if kind != "routing":
+            offset = getattr(records[layer], kind.replace("generator", "offset"))
+            mean = offset.mean((2, 3)) if offset.ndim == 4 else offset
+            torch.testing.assert_close(torch.from_numpy(said.values), mean, rtol=1e-4, atol=1e-5)
+
+
+def test_shares_of_variance():
+    groups = np.repeat(np.arange(5), 20)
+    noise = np.random.default_rng(0).standard_normal((100, 3))
+    assert variance_share(groups[:, None] * np.ones((1, 3)), groups) == pytest.approx(1)
+    assert variance_share(noise, groups) < 0.15
+    assert variance_share(noise, np.zeros(100)) == pytest.approx(0)
+
+
+def test_what_follows_class_and_what_follows_scale_are_told_apart():
+    generator = np.random.default_rng(0)
+    classes, scales = generator.integers(10, size=600), generator.uniform(0.4, 1.1, 600)
+    noise = 0.05 * generator.standard_normal((600, 10))
+    of_scale = explain(np.log(scales)[:, None] * np.arange(1, 11) + noise, classes, scales)
+    of_class = explain(np.eye(10)[classes] + noise, classes, scales)
+    assert of_scale.scale_r2 > 0.95 > 0.3 > of_scale.class_accuracy
+    assert of_class.class_accuracy > 0.95 > 0.1 > of_class.scale_r2
+    assert of_scale.scale_share > 0.9 > 0.1 > of_scale.class_share
+    assert of_class.class_share > 0.9 > 0.1 > of_class.scale_share
+
+
+def test_the_control_is_of_the_same_size_and_knows_what_the_features_know():
+    generator = np.random.default_rng(0)
+    classes, scales = generator.integers(10, size=400), generator.uniform(0.4, 1.1, 400)
+    features = np.log(scales)[:, None] + 0.01 * generator.standard_normal((400, 24))
+    dynamics = Dynamics(generator.standard_normal((400, 18)), features)
+    assert dynamics.control(0).shape == (400, 18)
+    assert not np.allclose(dynamics.control(0), dynamics.control(1))
+    own, control = explain(dynamics.values, classes, scales), explain_control(dynamics, classes, scales)
+    assert own.scale_r2 < 0.1 < 0.9 < control.scale_r2
+    assert beside(own, control)["R2 of log scale"] == f"{own.scale_r2:.2f} ({control.scale_r2:.2f})"
+
+
+def test_taps_rest_on_the_grid_and_stay_in_the_scope():
+    fresh = create(spatial="local_dk", scope=7, grid=2.0)
+    scopes = read_scopes(fresh, images())
+    assert [scope.places.shape for scope in scopes] == [(2, 9, 2, side, side) for side in (16, 8, 8, 8, 4, 4)]
+    for scope in scopes:
+        assert scope.rest.tolist() == [[y, x] for y in (1, 3, 5) for x in (1, 3, 5)]
+        assert (scope.places == scope.rest[..., None, None]).all()
+        assert moves(scope) == dict.fromkeys(moves(scope), 0.0)
+    moved = read_scopes(stir(awake(fresh)), 100 * images())
+    assert all((scope.places >= 0).all() and (scope.places <= 6).all() for scope in moved)
+    for scope in moved:
+        parts = moves(scope)
+        squares = sum(parts[name] ** 2 for name in ("the same for all", "between images", "between positions"))
+        assert squares == pytest.approx(parts["from rest"] ** 2, rel=1e-4)
+        assert parts["share on the scope's edge"] > 0
+    assert read_scopes(create(spatial="dcn"), images()) == []
+
+
+def test_pictures():
+    model = stir(awake(create(spatial="local_dk", scope=5)))
+    scopes = read_scopes(model, images())
+    figure = taps_over_images({"a": np.zeros((32, 32)), "b": np.ones((32, 32))}, scopes[::5], scopes)
+    assert len(figure.subfigs[0].axes) == 4
+    assert len(scope_row(scopes).axes) == 6
+    cloud = Cloud("offsets", np.random.default_rng(0).standard_normal((30, 2)), "by class", "by scale")
+    assert len(clouds([cloud], np.arange(30) % 10, np.linspace(0.4, 1, 30), list("abcdefghij")).axes) == 4

@@ -1,0 +1,37 @@
+"""Checkpoints and image folders without training: a network that is awake, with the facts that the trainer writes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dkcls.config import Config, DataConfig, ModelConfig
+from dkcls.data import create_dataset
+from dkcls.engine.build import facts, network_input
+from dkcls.engine.checkpoint import write
+from tests.models.common import awake, create, stir
+
+
+def write_checkpoint(path: Path, data: DataConfig | None = None, **arguments: Any) -> Path:
+    """Of mobilenetv2_nano for the embedded data, or another set's images and classes."""
+    config = Config(model=ModelConfig(name="mobilenetv2_nano", **arguments), data=data or DataConfig(workers=0))
+    dataset = create_dataset(split="val", **config.data.dataset_arguments())
+    model = stir(awake(create(num_classes=dataset.num_classes, in_chans=dataset.channels, **arguments)))
+    taken = network_input(config, dataset, None)
+    write(path, {**facts(config, dataset, taken), "model": model.state_dict(), "ema": None})
+    return path
+
+
+def write_images(root: Path, count: int, classes: list[str] | None = None, split: str = "val", colour: bool = False) -> Path:
+    """The first `count` images of the embedded test split, those of `classes` alone, as root/<split>/<class>/*.png."""
+    dataset = create_dataset("deformed_fashion", split="test")
+    batch = dataset.load(np.arange(count)).batch
+    for number, (image, target) in enumerate(zip(batch.images.numpy(), batch.targets.tolist(), strict=True)):
+        name = dataset.class_names[target]
+        folder = root / split / name
+        if classes is None or name in classes:
+            folder.mkdir(parents=True, exist_ok=True)
+            picture = Image.fromarray(image[0])
+            (picture.convert("RGB") if colour else picture).save(folder / f"{number:03d}.png")
+    return root

@@ -1,0 +1,78 @@
+"""The same weights and JPEGs give what timm's own evaluation gives: pixels within a level, logits, decisions."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.data import create_dataset, create_loader
+from torch import nn
+
+from dkcls.config import DataConfig, ModelConfig
+from dkcls.data import create_loader as our_loader
+from dkcls.engine.build import build_dataset
+from dkcls.engine.checkpoint_eval import evaluation_data, outputs_of
+from dkcls.engine.figures import Figures
+from dkcls.engine.network import load_network
+from tests.data.common import photograph
+from tests.models.common import create
+
+SIZE, IMAGES = 112, 24  # of 128: a whole number, which timm would round down and we to the nearest
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Photographs of many shapes, in three classes with names of ImageNet's."""
+    root = tmp_path_factory.mktemp("images")
+    for number in range(IMAGES):
+        place = root / "val" / ("n01440764", "n01443537", "n02099601")[number % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        photograph(number, 90 + 37 * (number % 7), 80 + 29 * (number % 5)).save(place / f"{number:02d}.jpg", quality=90)
+    return root
+
+
+def settle(model: nn.Module, images: torch.Tensor) -> nn.Module:
+    """Statistics as training would leave them, and most of the activations on: random weights are else so chaotic that one
+    pixel's last bit changes everything. The classifier tells images from each other, not the mean image from nothing."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the mean over batches
+            nn.init.constant_(module.bias, 2)
+            nn.init.ones_(module.weight)  # timm's last ones in a block start at zero
+    model.train()
+    with torch.no_grad():
+        model(images)
+        model.eval().get_classifier().bias -= model(images).mean(0)
+    return model
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenetv2_100"])
+def test_logits_are_timms(name, folder, tmp_path):
+    options = {"input_size": (3, SIZE, SIZE), "batch_size": IMAGES, "use_prefetcher": False, "num_workers": 0}
+    files = create_dataset("", root=folder / "val")
+    [(theirs, targets)] = create_loader(files, is_training=False, interpolation="bilinear", crop_pct=0.875, **options)
+    model = settle(create(name), theirs)
+    with torch.no_grad():
+        expected = model(theirs)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+
+    network = load_network(ModelConfig(name=name, pretrained=str(tmp_path / "w.safetensors")))
+    asked = DataConfig(name="imagefolder", root=str(folder), image_size=SIZE, workers=0)
+    data = evaluation_data(network, asked, ["data=imagenet", "data.image_size", "data.crop_ratio"])
+    dataset = build_dataset(data, "val", 0)
+    assert outputs_of(network, dataset.class_names) == [0, 1, 207]
+    task = Figures(network.input.mean, network.input.std, 3, torch.device("cpu"), outputs=range(1000))
+    [batch] = our_loader(dataset, IMAGES, training=False)
+    with torch.no_grad():
+        ours = task.images(batch)
+        got = task.logits(network.model.eval(), ours)
+        torch.testing.assert_close(network.model(theirs), expected, rtol=1e-4, atol=1e-5)  # on the same pixels
+
+    assert torch.equal(batch.targets, targets)
+    level = 1 / (255 * torch.tensor(network.input.std)).view(3, 1, 1)
+    differs = (ours - theirs).abs() > 0.01 * level
+    assert ((ours - theirs).abs() <= 1.01 * level).all()  # one level of 255,
+    assert 0 < differs.float().mean() < 0.01  # in few pixels
+    spread, error = expected.std(0).mean(), (got - expected).abs()
+    assert error.max() < 0.2 * spread
+    assert error.mean() < 0.01 * spread
+    assert torch.equal(got.argmax(1), expected.argmax(1))
+    assert expected.argmax(1).unique().numel() > IMAGES // 2

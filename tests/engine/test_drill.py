@@ -1,0 +1,25 @@
+"""The drills in their short form: `make drill` does the same at length."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.engine.common import ROOT
+
+
+@pytest.mark.xdist_group("test_drill")
+def test_nothing_is_lost(tmp_path):
+    script = str(ROOT / "scripts/drill.py")
+    done = subprocess.run([sys.executable, script, "short=true"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 11
+    assert all(row.endswith("| nothing |") for row in rows)
+
+
+def test_a_drill_that_there_is_not(tmp_path):
+    command = [sys.executable, str(ROOT / "scripts/drill.py"), "only=[earthquake]"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: only must be of kill, kill_rank, ")
