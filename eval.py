@@ -10,8 +10,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dkcls.config import EvalConfig, register, to_config
-from dkcls.engine import cli, distributed, eval_report
-from dkcls.engine.checkpoint_eval import evaluate_checkpoint
+from dkcls.engine import cli, distributed
+from dkcls.tasks import eval_report, evaluate_checkpoint
 
 register()
 

@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 from dkcls.analysis.curves import plot_curves
 from dkcls.config import register, run_name, to_config
 from dkcls.engine import cli
-from dkcls.engine.run import print_table, train
+from dkcls.engine.run import print_table
+from dkcls.tasks import train
 
 register()
 

@@ -64,11 +64,12 @@ class DataConfig:
     erase_prob: float = 0.0  # random erasing
     mixup: float = 0.0  # alpha; 0: off
     cutmix: float = 0.0  # alpha; 0: off
-    object_scale: list[float] | None = None  # deformed_fashion: sizes of the object, [0.4,1.1] of its own
-    object_rotation: list[float] | None = None  # deformed_fashion: degrees, [-60,60]
-    noise: float | None = None  # deformed_fashion: standard deviation, 0.1
+    object_scale: list[float] | None = None  # deformed_*: sizes of an object, of its own; deformed_fashion: [0.4,1.1]
+    object_rotation: list[float] | None = None  # deformed_*: degrees, [-60,60]
+    noise: float | None = None  # deformed_*: standard deviation, 0.1
     clutter: int | None = None  # deformed_fashion: patches of other objects, 0
-    length: int | None = None  # how many images: synthetic 1281167; deformed_fashion: the first so many of a split
+    objects: list[int] | None = None  # deformed_detection: how many at least and at most
+    length: int | None = None  # how many images: synthetic 1281167; deformed_*: the first so many of a split
     num_classes: int | None = None  # synthetic: 1000
     download: bool = False  # torchvision's sets
     workers: int = 4  # processes per rank; 0: load in the training process
@@ -87,7 +88,7 @@ class DataConfig:
     def dataset_arguments(self) -> dict[str, Any]:
         """Of `create_dataset`, but for the split."""
         names = ("name", "root", "image_size", "crop_ratio", "hflip", "color_jitter", "rand_augment", "erase_prob", "download")
-        of_one_set = ("object_scale", "object_rotation", "noise", "clutter", "length", "num_classes")
+        of_one_set = ("object_scale", "object_rotation", "noise", "clutter", "objects", "length", "num_classes")
         given = {name: getattr(self, name) for name in of_one_set if getattr(self, name) is not None}
         pairs = {"scale": (self.scale[0], self.scale[1]), "ratio": (self.ratio[0], self.ratio[1])}
         return {name: getattr(self, name) for name in names} | pairs | given
@@ -118,18 +119,30 @@ class OptimConfig:
 
 @dataclass
 class ScheduleConfig:
-    """Linear warm-up from zero, then a cosine to zero, per step."""
+    """Per step: linear warm-up from zero, then a cosine to zero, or the same rate with drops."""
 
     epochs: int = 90
     warmup_epochs: float = 5.0
+    warmup_steps: int | None = None  # instead of warmup_epochs
+    decay: str = "cosine"  # cosine, drops
+    drop_epochs: list[int] = field(default_factory=lambda: [8, 11])  # drops: after so many
+    gamma: float = 0.1  # drops: what the rate is multiplied by
 
     def __post_init__(self) -> None:
         _check("schedule.epochs", self.epochs, self.epochs >= 1, "at least 1")
         _check("schedule.warmup_epochs", self.warmup_epochs, 0 <= self.warmup_epochs < self.epochs, "from 0 to below epochs")
+        _check("schedule.warmup_steps", self.warmup_steps, self.warmup_steps is None or self.warmup_steps >= 0, "at least 0")
+        _check("schedule.decay", self.decay, self.decay in ("cosine", "drops"), "cosine or drops")
+        _check("schedule.drop_epochs", self.drop_epochs, self.drop_epochs == sorted(self.drop_epochs), "in their order")
 
     def steps(self, per_epoch: int) -> tuple[int, int]:
         """In all, and of warm-up."""
-        return self.epochs * per_epoch, round(self.warmup_epochs * per_epoch)
+        total = self.epochs * per_epoch
+        return total, round(self.warmup_epochs * per_epoch) if self.warmup_steps is None else min(self.warmup_steps, total - 1)
+
+    def drops(self, per_epoch: int) -> list[int] | None:
+        """The steps of the drops, None if there are none by design."""
+        return [epoch * per_epoch for epoch in self.drop_epochs] if self.decay == "drops" else None
 
 
 @dataclass
@@ -167,6 +180,35 @@ class TrainConfig:
 
 
 @dataclass
+class DetectorConfig:
+    """Faster R-CNN with FPN over the network of `model`. Read by task=detection alone."""
+
+    min_size: int = 800  # pixels: images are resized to this shorter side
+    max_size: int = 1333  # but to no longer side than this
+    levels: list[int] | None = None  # of the network's feature maps, finest first; null: those of strides 4 to 32
+    fpn_channels: int = 256
+    box_channels: int = 1024  # of the box head's hidden layers
+    anchor_sizes: list[float] = field(
+        default_factory=lambda: [32, 64, 128, 256, 512]
+    )  # pixels: one per level, one for its pool
+    proposals: int = (
+        2000  # per image and level before suppression, and per image after it, in training; in evaluation half of it
+    )
+    box_samples: int = 512  # proposals per image that the box head trains on
+    anchor_samples: int = 256  # anchors per image that the proposals train on
+    score_threshold: float = 0.05
+    nms_threshold: float = 0.5
+    detections: int = 100  # per image, at most
+
+    def __post_init__(self) -> None:
+        _check("detector.min_size", self.min_size, 0 < self.min_size <= self.max_size, "above 0 and at most max_size")
+        for key in ("fpn_channels", "box_channels", "proposals", "box_samples", "anchor_samples", "detections"):
+            _check(f"detector.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
+        for key in ("score_threshold", "nms_threshold"):
+            _check(f"detector.{key}", getattr(self, key), 0 <= getattr(self, key) <= 1, "from 0 to 1")
+
+
+@dataclass
 class LogConfig:
     """What is written while a run goes on, besides the results of evaluations."""
 
@@ -186,14 +228,17 @@ class Config:
     out: str = "runs"
     seed: int = 0
     resume: str = "auto"  # auto: go on with what out/name holds; never: stop if it holds anything
+    task: str = "classification"  # classification, detection
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        _check("task", self.task, self.task in ("classification", "detection"), "classification or detection")
         _check("resume", self.resume, self.resume in ("auto", "never"), "auto or never")
         _check("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2147483647")
         if self.name is not None:

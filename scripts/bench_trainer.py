@@ -23,6 +23,7 @@ from dkcls.config import Config, register, to_config
 from dkcls.engine import distributed
 from dkcls.engine.build import build_trainer
 from dkcls.engine.trainer import Trainer
+from dkcls.tasks import classification
 
 
 def bare_loop(model: nn.Module, optimizer: torch.optim.Optimizer, normalize: nn.Module, batches: list, steps: int) -> None:
@@ -49,7 +50,7 @@ def trainer_loop(trainer: Trainer, batches: list, steps: int) -> None:
 
 
 def build(config: Config, world: distributed.World) -> Trainer:
-    trainer = build_trainer(config, world)
+    trainer = build_trainer(config, world, classification.build)
     trainer.set_train_mode()
     return trainer
 

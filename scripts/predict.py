@@ -20,9 +20,9 @@ from omegaconf import MISSING
 
 from dkcls.config import ModelConfig, check_device, check_weights
 from dkcls.engine import cli, distributed
-from dkcls.engine.eval_report import write
 from dkcls.engine.network import load_network
-from dkcls.engine.predict import Prediction, Predictor, find_images
+from dkcls.tasks.eval_report import write
+from dkcls.tasks.predict import Prediction, Predictor, find_images
 
 
 @dataclass

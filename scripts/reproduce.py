@@ -10,10 +10,10 @@ chosen on the validation split with other seeds, in the study `tuning`. The test
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ import torch
 
 from dkcls.analysis.paired import compare
 from dkcls.analysis.plots import plot_factors, plot_gains, plot_sweep
-from dkcls.analysis.tables import csv_table, markdown_table
 from dkcls.classification import Classification
 from dkcls.config import DataConfig, ModelConfig
 from dkcls.data.deformed_fashion import DeformedFashion
@@ -29,23 +28,14 @@ from dkcls.engine import cli
 from dkcls.engine.build import build_dataset
 from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.network import load_network
-from dkcls.engine.parallel import train_all
 from dkcls.models.paper import PAPER
+from dkcls.tasks.parallel import train_all
+from dkcls.tasks.study import Measured, Row, jobs, mean_and_spread, measured, write_table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Beyond the 0.4 to 1.1 and the 60 degrees of training: four bins of scale are inside and three on either side.
 SCALES = 0.4 * (1.1 / 0.4) ** (np.arange(-3, 8) / 4)
 ROTATIONS = np.arange(0, 181, 30.0)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A network, by what sets it apart from the rigid one. `paper`: how its name ends in the paper's tables."""
-
-    name: str
-    label: str
-    overrides: tuple[str, ...] = ()
-    paper: str | None = None
 
 
 def row(name: str, label: str, model: dict[str, Any], *more: str, multiplier: float = 0.0, paper: str | None = None) -> Row:
@@ -54,8 +44,8 @@ def row(name: str, label: str, model: dict[str, Any], *more: str, multiplier: fl
 
 
 # Multipliers of the generators' learning rate, chosen on the validation split.
-LOCAL, GLOBAL, DCN = 0.01, 0.1, 0.01
-LOCAL_OTHERS, GLOBAL_OTHERS = (0.001, 0.003, 0.03, 0.1), (0.01, 0.03, 0.3, 1.0)  # of the ablation
+LOCAL, GLOBAL, DCN = 0.01, 0.3, 0.003
+LOCAL_OTHERS, GLOBAL_OTHERS = (0.001, 0.003, 0.03, 0.1), (0.03, 0.1, 1.0)  # of the ablation
 LOCAL4 = {"spatial": "local_dk", "scope": 4}
 GLOBAL4 = {"spatial": "global_dk", "scope": 4}
 POINT2, COND = {"pointwise": "global_dk"}, {"pointwise": "cond"}
@@ -70,7 +60,7 @@ MAIN = (
     row("point2_global4", "1x1 global 2 + global 4", POINT2 | GLOBAL4, multiplier=GLOBAL, paper="_point2_global4"),
     row("point2_local4", "1x1 global 2 + local 4", POINT2 | LOCAL4, multiplier=LOCAL, paper="_point2_local4"),
     row("dcn", "DCN", {"spatial": "dcn"}, multiplier=DCN, paper="_dcn"),
-    row("dcn_local4", "DCN + local 4", LOCAL4 | {"spatial": "dcn_local_dk"}, multiplier=DCN, paper="_dcn_local4"),
+    row("dcn_local4", "DCN + local 4", LOCAL4 | {"spatial": "dcn_local_dk"}, multiplier=LOCAL, paper="_dcn_local4"),
     row("cond", "cond", COND | {"spatial": "cond"}, paper="_cond"),
     row("cond_local4", "cond + local 4", COND | LOCAL4, multiplier=LOCAL, paper="_cond_local4"),
 )
@@ -83,28 +73,29 @@ ABLATION = (
     *(row(f"local4_times{m:g}", f"local 4, generators x {m:g}", LOCAL4, multiplier=m) for m in LOCAL_OTHERS),
     *(row(f"global4_times{m:g}", f"global 4, generators x {m:g}", GLOBAL4, multiplier=m) for m in GLOBAL_OTHERS),
 )
-LRS, GAINS = (0.1, 0.4), (0.03, 0.3, 1.0)  # beside those of experiment=reproduce
 
 
-def tuned(
-    name: str, label: str, model: dict[str, Any], multiplier: float, others: Sequence[float], recipe: bool
-) -> Iterator[Row]:
-    """The network as it is, and with one thing changed."""
-    yield row(f"tune_{name}", f"{label}, as chosen", model, multiplier=multiplier)
-    for lr in LRS if recipe else ():
-        yield row(f"tune_{name}_lr{lr:g}", f"{label}, learning rate {lr:g}", model, f"optim.lr={lr}", multiplier=multiplier)
-    for gain in GAINS if recipe else ():
-        changed = model | {"depthwise_gain": gain}
-        yield row(f"tune_{name}_gain{gain:g}", f"{label}, depthwise gain {gain:g}", changed, multiplier=multiplier)
-    for other in others:
-        yield row(f"tune_{name}_times{other:g}", f"{label}, generators x {other:g}", model, multiplier=other)
+def tuned(name: str, label: str, model: dict[str, Any], *, lr: float = 0.2, gain: float = 0.1, multiplier: float = 0.0) -> Row:
+    words = f"{label}, learning rate {lr:g}, depthwise gain {gain:g}" + (f", generators x {multiplier:g}" if multiplier else "")
+    return row(f"tune_{name}", words, model | {"depthwise_gain": gain}, f"optim.lr={lr}", multiplier=multiplier)
 
 
+# In two rounds: around a learning rate of 0.2 and a gain of 0.1, then at the gain that was best over rigid and local.
+DCN_MODEL = {"spatial": "dcn"}
 TUNING = (
-    *tuned("rigid", "rigid", {}, 0.0, (), recipe=True),
-    *tuned("local4", "local 4", LOCAL4, LOCAL, (0.003, 0.03, 0.1), recipe=True),
-    *tuned("global4", "global 4", GLOBAL4, GLOBAL, (0.03, 0.3, 1.0), recipe=False),
-    *tuned("dcn", "DCN", {"spatial": "dcn"}, DCN, (0.003, 0.03, 0.1), recipe=False),
+    tuned("rigid", "rigid", {}),
+    *(tuned(f"rigid_lr{lr:g}", "rigid", {}, lr=lr) for lr in (0.1, 0.4)),
+    *(tuned(f"rigid_gain{gain:g}", "rigid", {}, gain=gain) for gain in (0.01, 0.03, 0.3, 1.0)),
+    tuned("local4", "local 4", LOCAL4, multiplier=0.01),
+    *(tuned(f"local4_lr{lr:g}", "local 4", LOCAL4, lr=lr, multiplier=0.01) for lr in (0.1, 0.4)),
+    *(tuned(f"local4_gain{gain:g}", "local 4", LOCAL4, gain=gain, multiplier=0.01) for gain in (0.01, 0.03, 0.3, 1.0)),
+    *(tuned(f"local4_times{m:g}", "local 4", LOCAL4, multiplier=m) for m in (0.003, 0.03, 0.1)),
+    tuned("global4", "global 4", GLOBAL4, multiplier=0.1),
+    *(tuned(f"global4_times{m:g}", "global 4", GLOBAL4, multiplier=m) for m in (0.03, 0.3, 1.0)),
+    tuned("dcn", "DCN", DCN_MODEL, multiplier=0.01),
+    *(tuned(f"dcn_times{m:g}", "DCN", DCN_MODEL, multiplier=m) for m in (0.003, 0.03, 0.1)),
+    *(tuned(f"global4_gain0.03_times{m:g}", "global 4", GLOBAL4, gain=0.03, multiplier=m) for m in (0.1, 0.3)),
+    *(tuned(f"dcn_gain0.03_times{m:g}", "DCN", DCN_MODEL, gain=0.03, multiplier=m) for m in (0.003, 0.01)),
 )
 STUDIES = {"tuning": TUNING, "main": MAIN, "ablation": ABLATION}
 SEEDS = {"tuning": [100, 101], "main": [0, 1, 2, 3, 4], "ablation": [0, 1, 2]}
@@ -156,23 +147,10 @@ def main(arguments: Arguments) -> None:
             raise cli.UserError(f"there is no {kind} {wrong[0]!r}; there are {', '.join(known)}")
     for study in arguments.studies if arguments.train else ():
         then = None if study == "tuning" else test_once
-        train_all([job(arguments, *pair) for pair in planned(arguments, study)], CONFIGS, arguments.jobs, then)
+        seeds = arguments.seeds or SEEDS[study]
+        runs = jobs("reproduce", arguments.out, STUDIES[study], seeds, arguments.rows, arguments.overrides)
+        train_all(list(runs), CONFIGS, arguments.jobs, then)
     report(arguments)
-
-
-def planned(arguments: Arguments, study: str) -> Iterator[tuple[Row, int]]:
-    """Seed by seed, so that whenever it stops the networks can be compared."""
-    for seed in arguments.seeds or SEEDS[study]:
-        for network in STUDIES[study]:
-            if not arguments.rows or network.name in arguments.rows:
-                yield network, seed
-
-
-def job(arguments: Arguments, network: Row, seed: int) -> list[str]:
-    name = f"{network.name}-{seed}"
-    return [
-        "experiment=reproduce", f"name={name}", f"out={arguments.out}", f"seed={seed}", *network.overrides, *arguments.overrides
-    ]  # fmt: skip
 
 
 def test_once(run: Path, cpu_seconds: float | None) -> None:
@@ -212,37 +190,8 @@ def by_factor(model: torch.nn.Module, data: DataConfig, factor: str, edges: np.n
     return [100 * float(right[bins == i].mean()) for i in range(len(edges) - 1)]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A network's runs, by seed."""
-
-    row: Row
-    results: dict[int, dict[str, Any]]
-
-    def of(self, figure: str) -> dict[int, float]:
-        return {seed: result[figure] for seed, result in self.results.items() if result[figure] is not None}
-
-    def curves(self, figure: str) -> np.ndarray:
-        return np.array(list(self.of(figure).values()))
-
-
-def measured(out: Path, rows: Sequence[Row], *files: str) -> dict[str, Measured]:
-    """What is there, in the order of the tables: the figures of all of these files of each run."""
-    found = {}
-    for network in rows:
-        results = {}
-        for run in out.glob(f"{network.name}-*"):
-            seed = run.name.rpartition("-")[2]
-            if run.name == f"{network.name}-{seed}" and all((run / file).exists() for file in files):
-                results[int(seed)] = {k: v for file in files for k, v in json.loads((run / file).read_text()).items()}
-        if results:
-            found[network.name] = Measured(network, dict(sorted(results.items())))
-    return found
-
-
 def report(arguments: Arguments) -> None:
     folder = arguments.out / "report"
-    folder.mkdir(parents=True, exist_ok=True)
     if tuning := measured(arguments.out, TUNING, "result.json"):
         write_table(folder / "tuning", [tuning_row(network) for network in tuning.values()])
     networks = measured(arguments.out, MAIN + ABLATION, "result.json", "test.json")
@@ -262,7 +211,7 @@ def report(arguments: Arguments) -> None:
         {label: values for label, values in gains.items() if label != "rigid"}, folder / "gains.png",
         xlabel="test top-1 over that of rigid, points", controls=controls,
     )  # fmt: skip
-    test = {name: list(network.of("test").values()) for name, network in networks.items()}
+    test = {name: network.values("test") for name, network in networks.items()}
     baselines = {networks[name].row.label: test[name] for name in ("rigid", "static4") if name in test}
     scopes: dict[float, list[float]] = {s: test[f"local{s}"] for s in (3, 4, 5, 9) if f"local{s}" in test}
     plot_sweep({"local DK": scopes}, folder / "scope.png", xlabel="scope", ylabel="test top-1, %", baselines=baselines)
@@ -287,29 +236,19 @@ def report(arguments: Arguments) -> None:
     print(f"tables and plots are in {folder}")
 
 
-def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    write_atomically(path.with_suffix(".md"), markdown_table(rows).encode())
-    write_atomically(path.with_suffix(".csv"), csv_table(rows).encode())
-    print(f"\n{path.name}\n\n{markdown_table(rows)}")
-
-
 def tuning_row(network: Measured) -> dict[str, Any]:
-    top1 = list(network.of("top1").values())
+    top1 = network.values("top1")
     return {"network": network.row.label, "seeds": " ".join(map(str, network.results)), **mean_and_spread("val top-1", top1)}
-
-
-def mean_and_spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    return {name: fmean(values), f"{name}_std": stdev(values) if len(values) > 1 else None}
 
 
 def table_row(network: Measured, rigid: Measured) -> dict[str, Any]:
     some = next(iter(network.results.values()))
     values: dict[str, Any] = {"network": network.row.label, "seeds": len(network.results)}
     values |= {"parameters": some["parameters"], "M multiply-adds": some["macs"] / 1e6}
-    times = [list(n.of("cpu_seconds").values()) for n in (network, rigid)]
+    times = [n.values("cpu_seconds") for n in (network, rigid)]
     values["CPU time of rigid's"] = fmean(times[0]) / fmean(times[1]) if all(times) else None
     for name, figure in (("val top-1", "top1"), ("test top-1", "test")):
-        values |= mean_and_spread(name, list(network.of(figure).values()))
+        values |= mean_and_spread(name, network.values(figure))
     values["test, over rigid"] = "" if network is rigid else str(compare(network.of("test"), rigid.of("test")))
     if network.row.paper is not None:
         for name, base in (("paper: R50-DW", "resnet50_dw"), ("paper: MobileNet-V2", "mobilenetv2_100")):

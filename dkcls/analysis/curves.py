@@ -19,7 +19,9 @@ def plot_curves(metrics: str | Path, picture: str | Path) -> Path:
     """Loss, accuracy and learning rate over the steps. Returns the picture's path."""
     kinds = read_metrics(metrics)
     figure = Figure(figsize=(12, 3.6), layout="constrained")
-    panels = [("loss", "loss", False), ("top1", "top-1, %", False), ("lr_weights", "learning rate", True)]
+    detection = any("map" in line for line in kinds.get("val", []))
+    accuracy = ("map", "AP, %", False) if detection else ("top1", "top-1, %", False)
+    panels = [("loss", "loss", False), accuracy, ("lr_weights", "learning rate", True)]
     for axes, (key, label, only_train) in zip(figure.subplots(1, 3), panels, strict=True):
         for kind, colour, name in (("train", "tab:blue", "training"), ("val", "tab:orange", "validation")):
             points = [(line["step"], line[key]) for line in kinds.get(kind, []) if key in line]

@@ -2,7 +2,18 @@
 
 from dkcls.data.base import Batch, ImageDataset
 from dkcls.data.create import DATASETS, create_dataset
+from dkcls.data.detection import DetectionBatch, DetectionDataset
 from dkcls.data.loader import Loader, create_loader
 from dkcls.data.normalize import Normalize
 
-__all__ = ["DATASETS", "Batch", "ImageDataset", "Loader", "Normalize", "create_dataset", "create_loader"]
+__all__ = [
+    "DATASETS",
+    "Batch",
+    "DetectionBatch",
+    "DetectionDataset",
+    "ImageDataset",
+    "Loader",
+    "Normalize",
+    "create_dataset",
+    "create_loader",
+]

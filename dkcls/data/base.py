@@ -1,13 +1,27 @@
 """What a data set is, to the loader: a length, facts about its images, and `load`, which makes a batch from indices."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Sized
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 SPLITS = ("train", "val", "test")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class AnyBatch(Protocol):
+    """What every kind of batch has."""
+
+    @property
+    def targets(self) -> Sized: ...
+
+    @property
+    def indices(self) -> Tensor: ...
+
+
+B = TypeVar("B", bound=AnyBatch)
 
 
 class Batch(NamedTuple):
@@ -27,19 +41,18 @@ class BadFile(NamedTuple):
     message: str  # "path: reason"
 
 
-class Loaded(NamedTuple):
+class Loaded(NamedTuple, Generic[B]):
     """A batch, and the files that could not be read for it."""
 
-    batch: Batch
+    batch: B
     bad: list[BadFile]
 
 
-class ImageDataset(ABC):
+class BatchDataset(ABC, Generic[B]):
     """Images of one split. Everything random in them is a function of (seed, epoch, index) alone."""
 
     class_names: list[str]
     channels: int
-    image_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()  # what is wrong with the set as a whole, "path: reason"; the loader reports it with bad files
@@ -52,8 +65,18 @@ class ImageDataset(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded:
+    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded[B]:
         """The images of `indices`, int64 [B], as they are in that epoch, in that order."""
+
+    def groups(self) -> np.ndarray | None:
+        """Integers [len]: images with the same one fit well into one batch of training. None: all do."""
+        return None
+
+
+class ImageDataset(BatchDataset[Batch]):
+    """Images of one size, one class each."""
+
+    image_size: int
 
 
 def check_split(split: str) -> str:

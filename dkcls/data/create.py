@@ -1,17 +1,22 @@
 """The one place that maps a name to a data set."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
-from dkcls.data.base import IMAGENET_MEAN, IMAGENET_STD, ImageDataset, check_split
+from dkcls.data.base import IMAGENET_MEAN, IMAGENET_STD, BatchDataset, check_split
+from dkcls.data.coco import CocoDetection
+from dkcls.data.deformed_detection import DeformedDetection
 from dkcls.data.deformed_fashion import DeformedFashion
+from dkcls.data.detection import DetectionDataset
 from dkcls.data.image_folder import ImageFolder
 from dkcls.data.synthetic import Synthetic
 from dkcls.data.tar import TarImages
 from dkcls.data.torchvision_sets import TORCHVISION_SETS, TorchvisionImages
 from dkcls.data.transforms import EvalTransform, TrainTransform
 
-DATASETS = ("imagefolder", "tar", "deformed_fashion", "synthetic", *TORCHVISION_SETS)
+DETECTION_SETS = ("coco", "deformed_detection")
+DATASETS = ("imagefolder", "tar", "deformed_fashion", "synthetic", *TORCHVISION_SETS, *DETECTION_SETS)
 
 
 def create_dataset(
@@ -31,15 +36,20 @@ def create_dataset(
     seed: int = 0,
     download: bool = False,
     **options: Any,
-) -> ImageDataset:
+) -> BatchDataset[Any]:
     """`training` chooses the augmentation (`scale` to `erase_prob`) instead of the evaluation's centre crop (`crop_ratio`).
 
-    deformed_fashion and synthetic have neither. Their own keywords go into `options`: object_scale, object_rotation, noise and
-    clutter; num_classes and length. `image_size` None is the set's own size.
+    deformed_fashion, deformed_detection and synthetic have neither, coco has `hflip` only. Their own keywords go into
+    `options`: object_scale, object_rotation, noise, clutter and objects; num_classes and length. `image_size` None is the set's
+    own size. coco and deformed_detection are for detection, a DetectionDataset; the others are an ImageDataset.
     """
     if name not in DATASETS:
         raise ValueError(f"data set must be one of {', '.join(DATASETS)}, got {name!r}")
     check_split(split)
+    if name in DETECTION_SETS:
+        asked = {"image_size": image_size, "rand_augment": rand_augment, "erase_prob": erase_prob or None, **options}
+        given = {key: value for key, value in asked.items() if value is not None}
+        return _detection_set(name, root, split, training, hflip, seed, given)
     if name in ("deformed_fashion", "synthetic"):
         if image_size is not None:
             options["image_size"] = image_size
@@ -69,3 +79,17 @@ def create_dataset(
         return TorchvisionImages(name, root, split, transform, image_size, training=training, seed=seed, download=download)
     kind = TarImages if name == "tar" else ImageFolder
     return kind(root, split, transform, image_size, training=training, seed=seed)
+
+
+def _detection_set(
+    name: str, root: str | Path | None, split: str, training: bool, hflip: float, seed: int, options: dict[str, Any]
+) -> DetectionDataset:
+    kind = CocoDetection if name == "coco" else DeformedDetection
+    unknown = [key for key in options if key not in inspect.signature(kind).parameters]
+    if unknown:
+        raise ValueError(f"data set {name!r} takes no {', '.join(unknown)}")
+    if name == "deformed_detection":
+        return DeformedDetection(split, training=training, seed=seed, **options)
+    if root is None:
+        raise ValueError(f"data set {name!r} needs root, the folder that its files are in")
+    return CocoDetection(root, split, training=training, hflip=hflip, seed=seed)

@@ -1,7 +1,8 @@
-"""A data set of encoded images, one file or archive member each: read, decode, transform, and what happens to bad ones."""
+"""Data sets of encoded images, one file or archive member each: read, decode, transform, and what happens to bad ones."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,13 +18,13 @@ T = TypeVar("T")
 _HOPELESS = 100  # bad files in a row
 
 
-class EncodedImages(ImageDataset):
+class EncodedFiles(ABC):
     """In training a bad file is replaced by the next good one of the set, in evaluation it is left out."""
 
-    channels, mean, std = 3, IMAGENET_MEAN, IMAGENET_STD
+    training: bool
 
-    def __init__(self, transform: Transform, image_size: int, *, training: bool, seed: int):
-        self.transform, self.image_size, self.training, self.seed = transform, image_size, training, seed
+    @abstractmethod
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, index: int) -> bytes:
@@ -33,22 +34,6 @@ class EncodedImages(ImageDataset):
     def name(self, index: int) -> str:
         """The file's path, for people."""
 
-    @abstractmethod
-    def target(self, index: int) -> int: ...
-
-    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded:
-        keys = sample_keys(self.seed, epoch if self.training else 0, indices).tolist()
-        images = empty_batch(len(indices), self.channels, self.image_size, self.transform.planar)
-        kept: list[int] = []
-        bad: list[BadFile] = []
-        for index, key in zip(np.asarray(indices).tolist(), keys, strict=True):
-            found = self._first_good(index, key, bad)
-            if found is not None:
-                images[len(kept)] = found[1]
-                kept.append(found[0])
-        targets = torch.tensor([self.target(index) for index in kept], dtype=torch.int64)
-        return Loaded(Batch(images[: len(kept)], targets, torch.tensor(kept, dtype=torch.int64)), bad)
-
     def attempt(self, index: int, use: Callable[[EncodedImage], T]) -> T | BadFile:
         """What `use` makes of the image, or what is wrong with its file."""
         try:
@@ -57,17 +42,45 @@ class EncodedImages(ImageDataset):
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             return BadFile(index, f"{self.name(index)}: {reason}")
 
-    def _first_good(self, index: int, key: int, bad: list[BadFile]) -> tuple[int, Tensor] | None:
-        """The image at `index`, or in training at the first after it that can be read; the bad ones met are added to `bad`."""
+    def first_good(self, index: int, use: Callable[[int, EncodedImage], T], bad: list[BadFile]) -> tuple[int, T] | None:
+        """What `use` makes of the image at `index`, or in training at the first after it that can be read, and where that is;
+        the bad ones met are added to `bad`."""
         attempts = min(_HOPELESS, len(self)) if self.training else 1
         for candidate in ((index + step) % len(self) for step in range(attempts)):
-            found = self.attempt(candidate, lambda image: self.transform(image, key))
+            found = self.attempt(candidate, partial(use, candidate))
             if not isinstance(found, BadFile):
                 return candidate, found
             bad.append(found)
         if self.training:
             raise DataError(f"{attempts} files in a row cannot be read, the last is {bad[-1].message}")
         return None
+
+
+class EncodedImages(EncodedFiles, ImageDataset):
+    channels, mean, std = 3, IMAGENET_MEAN, IMAGENET_STD
+
+    def __init__(self, transform: Transform, image_size: int, *, training: bool, seed: int):
+        self.transform, self.image_size, self.training, self.seed = transform, image_size, training, seed
+
+    @abstractmethod
+    def target(self, index: int) -> int: ...
+
+    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded[Batch]:
+        keys = sample_keys(self.seed, epoch if self.training else 0, indices).tolist()
+        images = empty_batch(len(indices), self.channels, self.image_size, self.transform.planar)
+        kept: list[int] = []
+        bad: list[BadFile] = []
+        for index, key in zip(np.asarray(indices).tolist(), keys, strict=True):
+
+            def use(_: int, image: EncodedImage, key: int = key) -> Tensor:
+                return self.transform(image, key)
+
+            found = self.first_good(index, use, bad)
+            if found is not None:
+                images[len(kept)] = found[1]
+                kept.append(found[0])
+        targets = torch.tensor([self.target(index) for index in kept], dtype=torch.int64)
+        return Loaded(Batch(images[: len(kept)], targets, torch.tensor(kept, dtype=torch.int64)), bad)
 
 
 def empty_batch(count: int, channels: int, size: int, planar: bool) -> Tensor:

@@ -10,13 +10,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import forkserver
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dkcls.data.bad_files import BadFiles
-from dkcls.data.base import Batch, DataError, ImageDataset, Loaded
+from dkcls.data.base import B, BatchDataset, DataError, Loaded
 from dkcls.data.sampler import EvalSampler, Request, TrainSampler
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class _Fetch(Dataset):
     """What the workers hold: hands a whole batch at once to the data set."""
 
-    def __init__(self, dataset: ImageDataset):
+    def __init__(self, dataset: BatchDataset):
         self.dataset = dataset
 
     def __getitems__(self, request: Request) -> Loaded | DataError:
@@ -54,7 +54,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def start(loader: DataLoader, dataset: ImageDataset) -> Iterator[Any]:
+def start(loader: DataLoader, dataset: BatchDataset) -> Iterator[Any]:
     """Iterates over the loader; its workers do not import the program's main module, as Python would have them.
 
     They need nothing of it, unless the data set's class is there, and it may import a great deal.
@@ -70,12 +70,12 @@ def start(loader: DataLoader, dataset: ImageDataset) -> Iterator[Any]:
         main.__dict__.update(hidden)
 
 
-class Loader:
+class Loader(Generic[B]):
     """Iterates from (epoch, position) to the end of that epoch; `set_state` chooses them. See `create_loader`."""
 
     def __init__(
         self,
-        dataset: ImageDataset,
+        dataset: BatchDataset[B],
         sampler: TrainSampler | EvalSampler,
         bad_files: BadFiles,
         worker_restarts: int,
@@ -102,7 +102,7 @@ class Loader:
             )
         self.sampler.epoch, self.sampler.position = epoch, position
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[B]:
         if self.sampler.position == 0:
             self.bad_files.start_epoch()
         position, done = self.sampler.position, 0
@@ -142,7 +142,7 @@ class Loader:
 
 
 def create_loader(
-    dataset: ImageDataset,
+    dataset: BatchDataset[B],
     batch_size: int,
     *,
     training: bool,
@@ -155,7 +155,7 @@ def create_loader(
     pin_memory: bool = False,
     bad_limit: float = 0.001,
     worker_restarts: int = 0,
-) -> Loader:
+) -> Loader[B]:
     """`batch_size` is per rank and accumulation step. Batches are the same for any number of workers.
 
     Workers that died are started again up to `worker_restarts` times, from the batch that was due; then DataError.
@@ -174,7 +174,7 @@ def create_loader(
         raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
     sampler: TrainSampler | EvalSampler
     if training:
-        sampler = TrainSampler(len(dataset), batch_size, accumulation, rank, world_size, seed)
+        sampler = TrainSampler(len(dataset), batch_size, accumulation, rank, world_size, seed, dataset.groups())
         images = len(sampler) * batch_size
     else:
         sampler = EvalSampler(len(dataset), batch_size, rank, world_size)

@@ -19,17 +19,31 @@ class TrainSampler:
 
     Global batch t is permutation(seed, epoch)[t*G:(t+1)*G], G = batch_size * accumulation * world_size, whatever makes up G:
     a rank takes a contiguous piece of it, as one batch per accumulation step.
+
+    `groups`, integers [length]: a batch holds images of one group as long as there are enough, and the rests of all groups
+    share the other batches. An epoch has the same images as without.
     """
 
-    def __init__(self, length: int, batch_size: int, accumulation: int, rank: int, world_size: int, seed: int):
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        accumulation: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        groups: np.ndarray | None = None,
+    ):
         self.length, self.batch_size, self.accumulation = length, batch_size, accumulation
-        self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.rank, self.world_size, self.seed, self.groups = rank, world_size, seed, groups
         self.epoch = self.position = 0
         self.steps = length // (batch_size * accumulation * world_size)
         if self.steps == 0:
             raise ValueError(
                 f"the global batch {batch_size} x {accumulation} x {world_size} must not exceed the {length} training images"
             )
+        if groups is not None and groups.shape != (length,):
+            raise ValueError(f"groups must be one per image, [{length}], got {list(groups.shape)}")
 
     def __len__(self) -> int:
         return self.steps * self.accumulation
@@ -38,11 +52,26 @@ class TrainSampler:
         # Neighbouring seeds must not share the orders of neighbouring epochs.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.length, generator=generator).numpy()
+        if self.groups is not None:
+            order = self._grouped(order[: len(self) * self.batch_size * self.world_size], generator)
         piece = self.batch_size * self.accumulation
         for step in range(self.position, self.steps):
             start = (step * self.world_size + self.rank) * piece
             for first in range(start, start + piece, self.batch_size):
                 yield Request(self.epoch, order[first : first + self.batch_size])
+
+    def _grouped(self, order: np.ndarray, generator: torch.Generator) -> np.ndarray:
+        """The images of `order` in another one, batch by batch."""
+        assert self.groups is not None
+        groups = self.groups[order]
+        whole, rests = [], []
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
+            filled = len(members) // self.batch_size * self.batch_size
+            whole.append(members[:filled])
+            rests.append(members[filled:])
+        batches = np.concatenate(whole + rests).reshape(-1, self.batch_size)
+        return order[batches[torch.randperm(len(batches), generator=generator).numpy()]].ravel()
 
 
 class EvalSampler:

@@ -28,7 +28,7 @@ class Synthetic(ImageDataset):
     def __len__(self) -> int:
         return self.length
 
-    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded:
+    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded[Batch]:
         index = torch.as_tensor(indices, dtype=torch.int64)
         member = index % _POOL
         return Loaded(Batch(self.pool[member], member % self.num_classes, index), [])

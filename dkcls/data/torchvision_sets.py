@@ -70,7 +70,7 @@ class TorchvisionImages(ImageDataset):
     def __len__(self) -> int:
         return len(self.images)
 
-    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded:
+    def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded[Batch]:
         keys = sample_keys(self.seed, epoch if self.training else 0, indices).tolist()
         index = torch.as_tensor(indices, dtype=torch.int64)
         images = empty_batch(len(index), self.channels, self.image_size, self.transform.planar)

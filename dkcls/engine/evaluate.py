@@ -1,41 +1,25 @@
 """Evaluation: each image exactly once over all ranks. The trainer's and eval.py's."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dkcls.engine.distributed import World
+from dkcls.engine.task import Task
 
 
-class Task(Protocol):
-    """What a network is trained for. The engine moves batches through it and knows no more."""
-
-    metric: str  # the result by which a checkpoint is best, higher is better
-    measures: tuple[str, ...]  # the names of what `measure` adds up, "images" among them
-    counts: tuple[str, ...]  # the same of `loss`
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        """The mean loss of a training batch, and its `counts`, a vector to be summed over batches, detached."""
-
-    def measure(self, model: nn.Module, batch: Any) -> Tensor:
-        """The `measures` of an evaluation batch, a float64 vector to be summed over batches and ranks."""
-
-    def summarize(self, names: tuple[str, ...], sums: list[float]) -> dict[str, float]:
-        """Sums of `counts` or `measures` as figures for people."""
-
-
-def evaluate(task: Task, model: nn.Module, batches: Iterable[Any], world: World, precision: str = "fp32") -> dict[str, float]:
+def evaluate(task: Task, model: nn.Module, batches: Iterable[Any], world: World, precision: str = "fp32") -> dict[str, Any]:
     """The task's figures over all batches of all ranks, which may have different numbers of them."""
     was_training = model.training
     model.eval()
-    sums = torch.zeros(len(task.measures), dtype=torch.float64, device=world.device)
+    evaluation = task.evaluation()
     with torch.inference_mode(), autocast(world.device, precision):
         for batch in batches:
-            sums += task.measure(model, batch)
+            evaluation.add(model, batch)
     model.train(was_training)
-    return task.summarize(task.measures, world.sum_(sums).tolist())
+    return evaluation.figures(world)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

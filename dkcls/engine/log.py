@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from dkcls.layers import OffsetRecord
 
 logger = logging.getLogger(__name__)
+
+SHOWN = ("loss", "top1", "map", "images_per_s")  # to whoever watches
 
 
 class Log:
@@ -68,7 +70,7 @@ class Log:
             if self.board is not None:
                 for name, value in values.items():
                     self.board.add_scalar(f"{kind}/{name}", value, step)
-        shown = {name: f"{value:.4g}" for name, value in values.items() if name in ("loss", "top1", "images_per_s")}
+        shown = {name: f"{value:.4g}" for name, value in values.items() if name in SHOWN}
         if kind == "train":
             self.bar.set_postfix(shown)
         if kind != "train" or self.bar.disable:
@@ -113,11 +115,12 @@ class Log:
             if self.board is not None:
                 self.board.add_text(name, f"```\n{text}\n```")
 
-    def images(self, name: str, images: Tensor) -> None:
-        """uint8 [B, C, H, W]"""
+    def images(self, name: str, images: Sequence[Tensor]) -> None:
+        """uint8 [C, H, W] each; those that have the first one's size."""
         with self._board_may_fail():
             if self.board is not None and len(images):
-                self.board.add_image(name, make_grid(images.float() / 255, nrow=max(1, int(len(images) ** 0.5))))
+                shown = torch.stack([image for image in images if image.shape == images[0].shape])
+                self.board.add_image(name, make_grid(shown.float() / 255, nrow=max(1, int(len(shown) ** 0.5))))
 
 
 def _words(values: dict[str, Any]) -> str:

@@ -60,6 +60,8 @@ def load_network(config: ModelConfig, which: str = "auto") -> Network:
 
         return load_onnx(path)
     weights = read_weights(path, which)
+    if weights.facts is not None and (task := parse_facts(weights.facts, path)[0].task) != "classification":
+        raise UserError(f"{path} must be a network for classification, got one for {task}")
     config = network_config(config, weights)
     assert config.name is not None
     num_classes, channels = classes_and_channels(config.name, weights.tensors)
@@ -99,14 +101,20 @@ def parse_facts(facts: dict[str, Any], path: str | None) -> tuple[Config, list[s
         raise UserError(f"{path} does not say what its network is: {error}") from error
 
 
-def create_network(config: ModelConfig, num_classes: int, channels: int, seed: int = 0) -> nn.Module:
+def check_name(config: ModelConfig) -> str:
+    """The network's name, if timm has it."""
     assert config.name is not None
     if not timm.is_model(config.name):
         near = get_close_matches(config.name, timm.list_models(), 3)
         raise UserError(f"model.name: there is no network {config.name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+    return config.name
+
+
+def create_network(config: ModelConfig, num_classes: int, channels: int, seed: int = 0) -> nn.Module:
+    name = check_name(config)
     torch.manual_seed(seed)
     try:
-        return timm.create_model(config.name, num_classes=num_classes, in_chans=channels, **config.arguments())
+        return timm.create_model(name, num_classes=num_classes, in_chans=channels, **config.arguments())
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"model: {error}") from error
 

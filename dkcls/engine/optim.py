@@ -1,13 +1,15 @@
 """The optimiser's parameter groups and the learning rate of every step."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import SGD, Optimizer
 
-from dkcls.config import OptimConfig
+from dkcls.config import OptimConfig, ScheduleConfig
 from dkcls.engine.errors import UserError
 from dkcls.layers import offset_generators
 
@@ -61,14 +63,12 @@ def make_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> SGD:
     return SGD(parameter_groups(model, config, lr), lr=lr, momentum=config.momentum, nesterov=config.nesterov)
 
 
-def make_schedule(optimizer: Optimizer, steps: int, warmup_steps: int) -> CosineLRScheduler:
-    """`step_update(t)` sets lr*t/w in the w warm-up steps, then lr/2*(1 + cos(pi*(t-w)/(T-w))), T = `steps`."""
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=steps - warmup_steps,
-        lr_min=0.0,
-        warmup_t=warmup_steps,
-        warmup_lr_init=0.0,
-        warmup_prefix=True,
-        t_in_epochs=False,
-    )
+def make_schedule(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int) -> Scheduler:
+    """`step_update(t)` sets lr*t/w in the w warm-up steps, then lr/2*(1 + cos(pi*(t-w)/(T-w))), T steps in all; or lr, and
+    after each drop `gamma` times what it was."""
+    (total, warmup), drops = config.steps(steps_per_epoch), config.drops(steps_per_epoch)
+    common: dict[str, Any] = {"warmup_t": warmup, "warmup_lr_init": 0.0, "t_in_epochs": False}
+    if drops is None:
+        return CosineLRScheduler(optimizer, t_initial=total - warmup, lr_min=0.0, warmup_prefix=True, **common)
+    shifted = [step + 1 for step in drops]  # timm's come one step early
+    return MultiStepLRScheduler(optimizer, shifted, config.gamma, warmup_prefix=False, **common)

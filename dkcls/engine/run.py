@@ -17,6 +17,7 @@ from dkcls.engine.errors import UserError
 from dkcls.engine.log import Log, peak_memory
 from dkcls.engine.run_directory import RunDirectory
 from dkcls.engine.signals import listen
+from dkcls.engine.task import Builder
 from dkcls.engine.trainer import Trainer
 from dkcls.models import count_macs, count_parameters
 
@@ -25,14 +26,14 @@ logger = logging.getLogger(__name__)
 DRY_STEPS = 3
 
 
-def train(config: Config) -> dict[str, Any] | None:
+def train(config: Config, build: Builder) -> dict[str, Any] | None:
     """Rank 0's result; None on other ranks and after a dry run."""
     assert config.name is not None
     with distributed.start(config.train.device, config.train.timeout) as world, listen() as stop:
         logging.getLogger("dkcls").setLevel(logging.INFO if world.is_main else logging.ERROR)
         if config.train.dry_run:
             with world.together():
-                dry_run(build_trainer(config, world))
+                dry_run(build_trainer(config, world, build))
             return None
         run = RunDirectory(Path(config.out) / config.name)
         with ExitStack() as stack:
@@ -45,7 +46,7 @@ def train(config: Config) -> dict[str, Any] | None:
                 logger.info("%s is finished; give another name=... to train again", run.path)
                 return result if world.is_main else None
             with world.together():
-                trainer = build_trainer(config, world)
+                trainer = build_trainer(config, world, build)
             _resume(trainer, run, world)
             with world.together():
                 if world.is_main:
@@ -61,7 +62,7 @@ def train(config: Config) -> dict[str, Any] | None:
                 return None
             seconds = time.perf_counter() - started
             result |= {"name": config.name, "parameters": count_parameters(trainer.model)}
-            result |= {"macs": count_macs(trainer.model, input_size(trainer)), "seconds": seconds}
+            result |= {"macs": count_macs(trainer.parts.counted, trainer.parts.input_size), "seconds": seconds}
             run.finish(result)
             return result
 
@@ -117,14 +118,14 @@ def dry_run(trainer: Trainer) -> None:
         started = time.perf_counter()
         trainer.train_step(batches)
         seconds.append(time.perf_counter() - started)
-    dataset, size = loader.dataset, input_size(trainer)
+    dataset, size = loader.dataset, trainer.parts.input_size
     if not world.is_main:
         return
     hours = min(seconds) * trainer.total_steps / 3600
     rows = [
         ("network", f"{config.model.name} {' '.join(f'{k}={v}' for k, v in config.model.arguments().items())}"),
         ("parameters", f"{count_parameters(trainer.model):,}"),
-        ("multiply-adds per image", f"{count_macs(trainer.model, size) / 1e9:.4f} G at {size[1]} x {size[2]}"),
+        ("multiply-adds per image", f"{count_macs(trainer.parts.counted, size) / 1e9:.4f} G at {size[1]} x {size[2]}"),
         (
             "images",
             f"{len(dataset):,} to train, {len(trainer.val_loader.dataset):,} to validate, {dataset.num_classes} classes",
@@ -141,12 +142,6 @@ def dry_run(trainer: Trainer) -> None:
         for what, step, lr in milestones(loader.steps_per_epoch, config)
     ]
     print_table("dry run", rows)
-
-
-def input_size(trainer: Trainer) -> tuple[int, int, int]:
-    """Of an image, [C, H, W]."""
-    dataset = trainer.val_loader.dataset
-    return dataset.channels, dataset.image_size, dataset.image_size
 
 
 def print_table(title: str, rows: list[tuple[str, str]]) -> None:

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dkcls.config import Config
 from dkcls.data import Loader
 from dkcls.engine.checkpoint import Checkpoints
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import Interrupted, UserError
-from dkcls.engine.evaluate import Task, autocast, evaluate
+from dkcls.engine.evaluate import autocast, evaluate
 from dkcls.engine.log import Log, peak_memory
 from dkcls.engine.run_directory import RunDirectory
 from dkcls.engine.signals import StopRequest
+from dkcls.engine.task import Parts
 from dkcls.layers import record_offsets
 
 logger = logging.getLogger(__name__)
@@ -39,27 +39,23 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """Owns the state of a run. `fit` runs it to its end, from wherever `load_state` left it.
 
-    Args:
-        model: the network itself; `wrapped` is what is called in training: compiled, distributed, or the same.
-        facts: what a checkpoint says of the run besides its state: config, classes, normalisation.
+    `wrapped` is the network as it is called in training: compiled, distributed, or as it is.
     """
 
     def __init__(
         self,
-        config: Config,
+        parts: Parts,
         world: World,
-        task: Task,
-        model: nn.Module,
         wrapped: nn.Module,
         optimizer: Optimizer,
         schedule: Scheduler,
         train_loader: Loader,
         val_loader: Loader,
-        facts: dict[str, Any],
     ):
-        self.config, self.world, self.task, self.model, self.wrapped = config, world, task, model, wrapped
-        self.optimizer, self.schedule = optimizer, schedule
-        self.train_loader, self.val_loader, self.facts = train_loader, val_loader, facts
+        self.parts, self.config, self.task, self.model = parts, parts.config, parts.task, parts.model
+        self.world, self.wrapped, self.optimizer, self.schedule = world, wrapped, optimizer, schedule
+        self.train_loader, self.val_loader = train_loader, val_loader
+        config, task, model = self.config, self.task, self.model
         self.loaders = train_loader, val_loader
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "fp16")
         self.ema = ModelEmaV3(model, config.train.ema_decay) if config.train.ema_decay else None
@@ -248,7 +244,7 @@ class Trainer:
             return
         model.eval()
         with record_offsets(model) as records, torch.inference_mode():
-            self.task.measure(model, batch)
+            self.task.evaluation().add(model, batch)
         self.log.offsets(self.step, records)
 
     @staticmethod
@@ -277,7 +273,7 @@ class Trainer:
         sums = self.sums.new_zeros(self.world.size, len(self.sums))
         sums[self.world.rank] = self.sums
         return {
-            **self.facts,
+            **self.parts.facts,
             "step": self.step,
             "evaluation_due": self.evaluation_due,
             "bad_steps": self.bad_steps,

@@ -1,7 +1,7 @@
-"""The paper's 22 networks: what it says of them, what they count exactly, and how they are built."""
+"""The paper's 22 networks: what it says of them, what they count exactly, and how they are built; and its 18 detectors."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 COND2 = {"spatial": "cond", "pointwise": "cond", "experts": 2}
 COND8 = {"spatial": "cond", "pointwise": "cond", "experts": 8}
@@ -57,4 +57,36 @@ PAPER = (
     PaperRow("mobilenetv2_100_cond_local4", 75.5, 19.7, 2.48, 19_653_258, 2.5493e9, "mobilenetv2_dw", COND8 | LOCAL4),
     PaperRow("mobilenetv2_100_dcn", 73.2, 4.6, 0.52, 4_617_092, 0.4867e9, "mobilenetv2_dw", DCN),
     PaperRow("mobilenetv2_100_dcn_local4", 74.4, 5.8, 0.93, 5_823_382, 0.8596e9, "mobilenetv2_dw", DCN_LOCAL4),
+)
+
+
+class DetectionRow(NamedTuple):
+    """A row of the paper's Tables 3 and 4: average precisions on COCO, percent, as printed."""
+
+    name: str  # of the backbone, in timm
+    map: float
+    small: float
+    medium: float
+    large: float
+
+
+PAPER_DETECTION = (
+    DetectionRow("resnet50_dw", 36.6, 22.1, 39.9, 46.6),
+    DetectionRow("resnet50_dw_global4", 36.7, 22.6, 40.2, 46.9),
+    DetectionRow("resnet50_dw_point2_global4", 37.1, 23.1, 40.6, 46.6),
+    DetectionRow("resnet50_dw_local4", 37.8, 23.4, 41.6, 48.2),
+    DetectionRow("resnet50_dw_point2_local4", 38.4, 23.4, 42.0, 49.4),
+    DetectionRow("resnet50_dw_cond", 36.3, 22.1, 39.3, 47.0),
+    DetectionRow("resnet50_dw_cond_local4", 38.0, 23.4, 41.9, 48.4),
+    DetectionRow("resnet50_dw_dcn", 39.9, 24.0, 43.4, 52.6),
+    DetectionRow("resnet50_dw_dcn_local4", 40.6, 24.6, 43.9, 53.3),
+    DetectionRow("mobilenetv2_100", 31.3, 18.6, 33.7, 40.4),
+    DetectionRow("mobilenetv2_100_global4", 32.5, 19.6, 35.8, 41.9),
+    DetectionRow("mobilenetv2_100_point2_global4", 32.9, 19.4, 35.5, 42.8),
+    DetectionRow("mobilenetv2_100_local4", 32.9, 19.5, 36.0, 42.5),
+    DetectionRow("mobilenetv2_100_point2_local4", 33.7, 20.2, 36.7, 44.0),
+    DetectionRow("mobilenetv2_100_cond", 33.2, 20.5, 35.6, 43.3),
+    DetectionRow("mobilenetv2_100_cond_local4", 34.3, 20.2, 37.3, 44.7),
+    DetectionRow("mobilenetv2_100_dcn", 34.4, 20.5, 37.0, 44.7),
+    DetectionRow("mobilenetv2_100_dcn_local4", 35.6, 20.6, 38.5, 47.3),
 )

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from dkcls import tasks
 from dkcls.config import Config, valid_keys
-from dkcls.engine import run as engine
 
 from .lab import ROOT, Lab, Row
 
@@ -46,7 +46,7 @@ def fuzz(lab: Lab) -> Row:
     folder = lab.folder / "configs"
     (folder / "experiment").mkdir(parents=True)
     valid = [key for key in valid_keys() if not key.startswith(("name", "out"))]
-    before = os.getcwd(), engine.train
+    before = os.getcwd(), tasks.train
     os.chdir(lab.folder)
     try:
         for number in range(lab.many(2000, 60)):
@@ -67,12 +67,12 @@ def attempt(words: list[str]) -> list[str]:
     """What is wrong with how train.py takes this command line."""
     taken: list[Any] = []
     said = io.StringIO()
-    argv, train, sys.argv = sys.argv, engine.train, [str(ROOT / "train.py"), *words]
+    argv, train, sys.argv = sys.argv, tasks.train, [str(ROOT / "train.py"), *words]
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(SECONDS)
     code: Any = 0
     try:
-        setattr(engine, "train", taken.append)  # noqa: B010
+        setattr(tasks, "train", taken.append)  # noqa: B010
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as exit:
@@ -82,7 +82,7 @@ def attempt(words: list[str]) -> list[str]:
     finally:
         signal.alarm(0)
         sys.argv = argv
-        setattr(engine, "train", train)  # noqa: B010
+        setattr(tasks, "train", train)  # noqa: B010
     text = said.getvalue()
     if "Traceback" in text:
         return [f"a traceback: {text[-1500:]}"]

@@ -58,6 +58,53 @@ def test_a_position_skips_whole_steps():
     assert indices(sampler) == whole[6:]
 
 
+GROUPS = (np.arange(61) % 5 == 0).astype(np.int8)  # 13 of one kind, 48 of the other
+
+
+def grouped(batch_size, accumulation=1, rank=0, world_size=1, seed=1, epoch=0):
+    sampler = TrainSampler(len(GROUPS), batch_size, accumulation, rank, world_size, seed, GROUPS)
+    sampler.epoch = epoch
+    return sampler
+
+
+@pytest.mark.parametrize(("batch_size", "accumulation", "world_size"), [(5, 1, 1), (4, 2, 1), (3, 1, 2), (2, 2, 3), (10, 1, 2)])
+def test_groups_have_batches_of_their_own_and_share_the_rests(batch_size, accumulation, world_size):
+    ranks = [indices(grouped(batch_size, accumulation, rank, world_size)) for rank in range(world_size)]
+    plain = [indices(TrainSampler(61, batch_size, accumulation, rank, world_size, seed=1)) for rank in range(world_size)]
+    assert np.array(ranks).shape == np.array(plain).shape
+    assert sorted(np.ravel(ranks)) == sorted(np.ravel(plain))
+    batches = [batch for batches in ranks for batch in batches]
+    mixed = [batch for batch in batches if len(set(GROUPS[batch])) > 1]
+    assert len(mixed) * batch_size <= 2 * (batch_size - 1)  # each group's rest is smaller than a batch
+
+
+def test_grouped_batches_come_in_another_order_in_every_epoch_and_no_image_is_left_out_for_ever():
+    epochs = [indices(grouped(8, epoch=epoch)) for epoch in range(20)]
+    assert epochs[3] == indices(grouped(8, epoch=3))
+    assert epochs[0] != epochs[1] != indices(grouped(8, epoch=1, seed=2))
+    times = np.bincount(np.concatenate([index for batches in epochs for index in batches]), minlength=61)
+    assert times.min() > 12
+    assert len({tuple(GROUPS[batch[0]] for batch in batches) for batches in epochs}) > 4
+
+
+def test_a_position_skips_whole_steps_of_groups():
+    sampler = grouped(3, accumulation=2, rank=1, world_size=2, epoch=4)
+    whole = indices(sampler)
+    sampler.position = 2
+    assert indices(sampler) == whole[4:]
+    assert len(whole) == 10
+
+
+def test_groups_must_be_one_per_image():
+    with pytest.raises(ValueError, match=r"groups must be one per image, \[60\], got \[61\]"):
+        TrainSampler(60, 4, 1, 0, 1, 0, GROUPS)
+
+
+def test_the_order_without_groups():
+    """The one of all runs so far."""
+    assert indices(TrainSampler(9, 3, 1, 0, 1, seed=2)) == [[1, 6, 8], [3, 5, 4], [2, 7, 0]]
+
+
 def test_a_global_batch_larger_than_the_set_is_refused():
     with pytest.raises(ValueError, match="global batch 16 x 2 x 4 must not exceed the 100 training images"):
         TrainSampler(100, 16, 2, 0, 4, seed=0)

@@ -8,8 +8,8 @@ from PIL import Image
 
 from dkcls.config import Config, DataConfig, ModelConfig
 from dkcls.data import create_dataset
-from dkcls.engine.build import facts, network_input
 from dkcls.engine.checkpoint import write
+from dkcls.tasks.classification import facts, network_input
 from tests.models.common import awake, create, stir
 
 

@@ -6,12 +6,12 @@ from safetensors.torch import save_file
 from timm.data import create_dataset, create_loader
 from torch import nn
 
+from dkcls.classification.figures import Figures
 from dkcls.config import DataConfig, ModelConfig
 from dkcls.data import create_loader as our_loader
 from dkcls.engine.build import build_dataset
-from dkcls.engine.checkpoint_eval import evaluation_data, outputs_of
-from dkcls.engine.figures import Figures
 from dkcls.engine.network import load_network
+from dkcls.tasks.classification_eval import evaluation_data, outputs_of
 from tests.data.common import photograph
 from tests.models.common import create
 

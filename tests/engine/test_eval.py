@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from dkcls.classification.figures import Figures
 from dkcls.data import Batch
-from dkcls.engine.figures import Figures
 from tests.engine.checkpoints import write_checkpoint, write_images
 from tests.engine.common import ROOT, metric_lines, run_here
 from tests.models.common import awake, create

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dkcls.models  # noqa: F401
-from dkcls.config import OptimConfig
+from dkcls.config import OptimConfig, ScheduleConfig
 from dkcls.engine.optim import make_optimizer, make_schedule, parameter_groups
 from dkcls.layers import CondConv2d, offset_generators
 
@@ -21,7 +21,7 @@ def test_learning_rate_of_every_step_of_the_90_epochs():
     model = nn.ModuleDict({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)})
     groups = [{"params": model["a"].parameters(), "lr": 0.1}, {"params": model["b"].parameters(), "lr": 0.001}]
     optimizer = torch.optim.SGD(groups)
-    schedule = make_schedule(optimizer, total, warmup)
+    schedule = make_schedule(optimizer, ScheduleConfig(90, 5.0), per_epoch)
     assert total == 450_360
     got = np.empty((total, 2))
     for t in range(total):
@@ -54,6 +54,17 @@ def test_groups(spatial, decay_norm):
 
 def test_schedule_without_warmup():
     optimizer = make_optimizer(nn.Linear(2, 2), OptimConfig(), 0.1)
-    schedule = make_schedule(optimizer, 10, 0)
+    schedule = make_schedule(optimizer, ScheduleConfig(10, 0.0), 1)
     schedule.step_update(0)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_learning_rate_with_drops():
+    """The standard schedule of detection: 500 steps of warm-up, then a tenth after epochs 8 and 11 of 12, to the step."""
+    optimizer = make_optimizer(nn.Linear(2, 2), OptimConfig(), 0.02)
+    config = ScheduleConfig(12, warmup_steps=500, decay="drops", drop_epochs=[8, 11])
+    schedule = make_schedule(optimizer, config, 1000)
+    rates = {0: 0.0, 250: 0.01, 500: 0.02, 7999: 0.02, 8000: 0.002, 10999: 0.002, 11000: 0.0002, 11999: 0.0002}
+    for step, rate in rates.items():
+        schedule.step_update(step)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate), step

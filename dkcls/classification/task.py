@@ -1,6 +1,7 @@
-"""Image classification as a task for the engine: batches of (images, targets) to losses and counts."""
+"""Batches of (images, targets) to losses, counts and figures."""
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +60,11 @@ class Classification:
             counts = torch.stack([loss.new_tensor(len(targets)), loss.detach() * len(targets), *_correct(logits, targets)])
         return loss, counts
 
+    def evaluation(self) -> "Sums":
+        return Sums(self)
+
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The `measures` of an evaluation batch, a float64 vector to be summed over batches and ranks."""
         targets = batch.targets.to(self.device, non_blocking=True)
         return self.measure_logits(model(self.images(batch)).float(), targets)
 
@@ -67,12 +72,31 @@ class Classification:
         loss = F.cross_entropy(logits.double(), targets, reduction="sum")
         return torch.stack([loss.new_tensor(len(targets)), loss, *(count.double() for count in _correct(logits, targets))])
 
-    def summarize(self, names: tuple[str, ...], sums: list[float]) -> dict[str, float]:
+    def summarize(self, names: tuple[str, ...], sums: list[float]) -> dict[str, Any]:
         """Shares of the images in percent, the mean loss, and the number of images."""
         total = dict(zip(names, sums, strict=True))
         images = max(total["images"], 1)
         shares = {name: 100 * total[name] / images for name in ("top1", "top5")}
         return {"loss": total["loss"] / images, **shares, "images": int(total["images"])}
+
+
+class Ranks(Protocol):
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Over all ranks."""
+
+
+class Sums:
+    """A task's measures, added up."""
+
+    def __init__(self, task: Classification):
+        self.task = task
+        self.sums = torch.zeros(len(task.measures), dtype=torch.float64, device=task.device)
+
+    def add(self, model: nn.Module, batch: Batch) -> None:
+        self.sums += self.task.measure(model, batch)
+
+    def figures(self, world: Ranks) -> dict[str, Any]:
+        return self.task.summarize(self.task.measures, world.sum_(self.sums).tolist())
 
 
 def fit_channels(images: Tensor, channels: int) -> Tensor:

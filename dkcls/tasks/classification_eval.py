@@ -1,34 +1,27 @@
-"""Figures of checkpoints: the network, the data set and its transforms are in them."""
+"""Figures of classifiers: the network, the data set and its transforms are in them."""
 
 import logging
-import time
 from collections.abc import Iterable
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from timm.data import ImageNetInfo
-from tqdm import tqdm
 
+from dkcls.classification.figures import Figures
 from dkcls.config import DataConfig, EvalConfig
-from dkcls.data import create_loader
 from dkcls.engine.build import build_dataset
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
-from dkcls.engine.evaluate import evaluate
-from dkcls.engine.figures import Figures
 from dkcls.engine.network import Network, load_network
+from dkcls.tasks.evaluation import data_of, evaluate_on
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate_checkpoint(path: str | None, config: EvalConfig, overrides: Iterable[str], world: World) -> dict[str, Any]:
-    """The figures on the split, each image counted exactly once over all ranks.
-
-    `path` None is config.model.pretrained; `overrides` are the command line's, which tell what was asked of the data.
-    """
+def evaluate_checkpoint(config: EvalConfig, overrides: Iterable[str], world: World) -> dict[str, Any]:
+    """The figures of config.model.pretrained; `overrides` are the command line's, which tell what was asked of the data."""
     with world.together():
-        network = load_network(replace(config.model, pretrained=path or config.model.pretrained), config.weights)
+        network = load_network(config.model, config.weights)
         data = evaluation_data(network, config.data, overrides)
         dataset = build_dataset(data, config.split, network.run.seed)
         outputs = outputs_of(network, dataset.class_names)
@@ -40,31 +33,15 @@ def evaluate_checkpoint(path: str | None, config: EvalConfig, overrides: Iterabl
         network.input.mean, network.input.std, dataset.num_classes, world.device, channels_last=channels_last,
         outputs=outputs, flip=config.flip,
     )  # fmt: skip
-    loader = create_loader(
-        dataset, config.batch_size, training=False, rank=world.rank, world_size=world.size, workers=data.workers,
-        prefetch=data.prefetch, pin_memory=world.device.type == "cuda", bad_limit=data.bad_limit,
-    )  # fmt: skip
-    batches = tqdm(loader, network.path, leave=False, disable=None if world.is_main else True)
-    started = time.perf_counter()
-    result = evaluate(task, model, batches, world, config.precision)
-    speed = result["images"] / (time.perf_counter() - started)
-    if world.any(loader.bad_files.exceeded)[0]:
-        raise UserError(f"more than {data.bad_limit:.2%} of the images cannot be read (data.bad_limit); they are named above")
+    result = evaluate_on(dataset, data, task, model, network.path, config, world)
     tables: dict[str, Any] = {name: result.pop(name) for name in ("per_class", "confusion") if name in result}
-    about = {"checkpoint": network.path, "split": config.split}
-    return {**about, **result, "images_per_s": speed, "classes": list(dataset.class_names), **tables}
+    return {**result, "classes": list(dataset.class_names), **tables}
 
 
 def evaluation_data(network: Network, asked: DataConfig, overrides: Iterable[str]) -> DataConfig:
-    """The data that the network was trained on, or what data=NAME chose, cut to what the network takes.
-
-    Keys that the command line gives, data.KEY=VALUE, are as they are given.
-    """
-    keys = {override.lstrip("+~").split("=")[0] for override in overrides}
-    base = asked if network.classes is None or "data" in keys else network.run.data
-    given = {field.name: getattr(asked, field.name) for field in fields(DataConfig) if f"data.{field.name}" in keys}
+    """As `data_of`, cut to what the network takes, unless the command line gives other values."""
     taken = {"image_size": network.input.image_size, "crop_ratio": network.input.crop_ratio}
-    return replace(base, **{**taken, **given})
+    return data_of(network.run.data if network.classes is not None else None, asked, overrides, **taken)
 
 
 def outputs_of(network: Network, names: list[str]) -> list[int]:

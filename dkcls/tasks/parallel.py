@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from dkcls.config import register, to_config
 from dkcls.engine.errors import UserError
-from dkcls.engine.run import train
+from dkcls.tasks import train
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dkcls.classification.figures import FEW_CLASSES
 from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.errors import UserError
-from dkcls.engine.figures import FEW_CLASSES
 
 TABLES = ("classes", "per_class", "confusion")  # of a result, besides its figures
 

@@ -1,0 +1,1 @@
+"""Object detection: torchvision's detectors over the registered networks, and COCO's measure."""

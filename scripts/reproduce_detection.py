@@ -1,0 +1,107 @@
+"""Detectors at small scale: rigid, local DK and DCN, from scratch and from a classifier, with paired seeds.
+
+    python scripts/reproduce.py studies=[main] rows=[rigid,local4,dcn] seeds=[0,1,2]  # the classifiers
+    python scripts/reproduce_detection.py
+    python scripts/reproduce_detection.py train=false                                # tables of what is there
+
+The same command goes on where it stopped. The test split is used once, on finished detectors.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from dkcls.analysis.paired import compare
+from dkcls.config import EvalConfig, ModelConfig
+from dkcls.engine import cli
+from dkcls.engine.checkpoint import write_atomically
+from dkcls.engine.distributed import World
+from dkcls.models.paper import PAPER_DETECTION
+from dkcls.tasks.detection_eval import evaluate_checkpoint
+from dkcls.tasks.parallel import train_all
+from dkcls.tasks.study import Measured, Row, jobs, mean_and_spread, measured, write_table
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NETWORKS = {  # label, overrides, how its name ends in the paper's tables
+    "rigid": ("rigid", ("model.spatial=rigid",), ""),
+    "local4": ("local 4", ("model.spatial=local_dk", "model.scope=4"), "_local4"),
+    "dcn": ("DCN", ("model.spatial=dcn",), "_dcn"),
+}
+FIGURES = {"map": "AP", "ap50": "AP50", "ap75": "AP75", "ap_small": "small", "ap_medium": "medium", "ap_large": "large"}
+
+
+@dataclass
+class Arguments:
+    out: Path = Path("runs/detection")  # the runs; tables go to OUT/report
+    classifiers: Path = Path("runs/reproduce")  # with the runs NETWORK-SEED of scripts/reproduce.py
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    rows: list[str] = field(default_factory=list)  # only these detectors
+    jobs: int = 0  # at once; 0: one per core
+    overrides: list[str] = field(default_factory=list)  # of every run
+    train: bool = True  # false: only tables
+
+
+def main(arguments: Arguments) -> None:
+    rows = list(detectors(arguments.classifiers))
+    if wrong := [name for name in arguments.rows if name not in {row.name for row in rows}]:
+        raise cli.UserError(f"there is no row {wrong[0]!r}; there are {', '.join(row.name for row in rows)}")
+    if arguments.train:
+        runs = jobs("det_quickstart", arguments.out, rows, arguments.seeds, arguments.rows, arguments.overrides)
+        train_all(list(runs), CONFIGS, arguments.jobs, test_once)
+    found = measured(arguments.out, rows, "result.json", "test.json")
+    if not found:
+        raise cli.UserError(f"there is no finished run in {arguments.out}")
+    write_table(arguments.out / "report/detection", [table_row(each, found) for each in found.values()])
+    write_table(arguments.out / "report/questions", list(answers(found)))
+
+
+def detectors(classifiers: Path) -> Iterator[Row]:
+    for name, (label, overrides, paper) in NETWORKS.items():
+        yield Row(f"{name}_scratch", f"{label}, from scratch", overrides, paper)
+    for name, (label, overrides, paper) in NETWORKS.items():
+        weights = f"model.pretrained={classifiers}/{name}-{{seed}}/last.pt"
+        yield Row(f"{name}_pretrained", f"{label}, from its classifier", (*overrides, weights), paper)
+
+
+def test_once(run: Path, cpu_seconds: float | None) -> None:
+    """Writes test.json beside a run's result, if it is not there."""
+    file = run / "test.json"
+    if not file.exists():
+        config = EvalConfig(model=ModelConfig(pretrained=str(run / "last.pt")), split="test", batch_size=20)
+        figures = evaluate_checkpoint(config, [], World(torch.device("cpu")))
+        write_atomically(file, json.dumps({"cpu_seconds": cpu_seconds, **{f"test_{k}": figures[k] for k in FIGURES}}).encode())
+
+
+def table_row(each: Measured, found: dict[str, Measured]) -> dict[str, Any]:
+    some = next(iter(each.results.values()))
+    values: dict[str, Any] = {"detector": each.row.label, "seeds": len(each.results), "parameters": some["parameters"]}
+    times = [n.values("cpu_seconds") for n in (each, found.get("rigid_scratch", each))]
+    values["CPU time of rigid's"] = fmean(times[0]) / fmean(times[1]) if all(times) else None
+    values |= mean_and_spread("val AP", each.values("map"))
+    for figure, words in FIGURES.items():
+        values |= mean_and_spread(f"test {words}", each.values(f"test_{figure}"))
+    for words, base in (("paper: R50-DW", "resnet50_dw"), ("paper: MobileNet-V2", "mobilenetv2_100")):
+        values[words] = next(f"{row.map}" for row in PAPER_DETECTION if row.name == f"{base}{each.row.paper}")
+    return values
+
+
+def answers(found: dict[str, Measured]) -> Iterator[dict[str, Any]]:
+    pairs = [(f"{name}_{start}", f"rigid_{start}") for start in ("scratch", "pretrained") for name in ("local4", "dcn")]
+    pairs += [(f"{name}_pretrained", f"{name}_scratch") for name in NETWORKS]
+    for a, b in pairs:
+        if a in found and b in found:
+            row: dict[str, Any] = {"difference": f"{found[a].row.label} - {found[b].row.label}"}
+            for figure in ("map", "ap_small", "ap_medium", "ap_large"):
+                result = compare(found[a].of(f"test_{figure}"), found[b].of(f"test_{figure}"))
+                row[f"test {FIGURES[figure]}, points"] = str(result)
+            yield row
+
+
+if __name__ == "__main__":
+    sys.exit(cli.script(Arguments, main, __doc__))

@@ -1,0 +1,110 @@
+"""Faster R-CNN over the registered networks: levels, weights of classifiers, what is frozen, and every row of the paper."""
+
+import pytest
+import torch
+
+import dkcls.models  # noqa: F401
+from dkcls.config import Config, DetectorConfig, ModelConfig
+from dkcls.detection.detector import pyramid_levels
+from dkcls.engine.distributed import World
+from dkcls.engine.errors import UserError
+from dkcls.engine.network import Input, load_network
+from dkcls.engine.optim import parameter_groups
+from dkcls.engine.weights import read_weights
+from dkcls.layers import offset_generators
+from dkcls.models.paper import PAPER, PAPER_DETECTION
+from dkcls.tasks.detection import build, create_detector, load_backbone_
+from tests.configs.test_configs import config_of
+from tests.detection.common import write_coco
+from tests.engine.checkpoints import write_checkpoint
+
+INPUT = Input(3, 64, 1.0, [0.5] * 3, [0.2] * 3)
+SMALL = DetectorConfig(min_size=64, max_size=64, fpn_channels=8, box_channels=16, proposals=20, box_samples=8, anchor_samples=8)
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    return write_coco(tmp_path_factory.mktemp("coco"))
+
+
+@pytest.mark.parametrize("row", PAPER_DETECTION, ids=lambda row: row.name)
+def test_every_row_of_the_paper_takes_a_step(row, coco):
+    """From its experiment file, over images of two shapes, made small."""
+    sizes = ["detector.min_size=64", "detector.max_size=96", "detector.proposals=50"]
+    config = config_of(f"experiment=det_{row.name}", f"data.root={coco}", "data.workers=0", *sizes)
+    classifier = next(paper for paper in PAPER if paper.name == row.name)
+    assert config.task == "detection"
+    assert (config.model.name, config.model.arguments()) == (classifier.base, classifier.arguments)
+    assert (config.schedule.epochs, config.schedule.drop_epochs, config.schedule.warmup_steps) == (12, [8, 11], 500)
+    assert (config.learning_rate, config.train.batch_size, config.optim.weight_decay) == (pytest.approx(0.02), 16, 1e-4)
+    parts = build(config, World(torch.device("cpu")))
+    model = parts.model
+    assert [info["reduction"] for info in model.body.feature_info.get_dicts()] == [4, 8, 16, 32]
+    groups = {group["name"]: group for group in parameter_groups(model, config.optim, config.learning_rate)}
+    dynamic = [p for _, generator in offset_generators(model) for p in generator.parameters() if p.requires_grad]
+    assert {id(p) for p in groups.get("generators", {"params": []})["params"]} == {id(p) for p in dynamic}
+    if dynamic:
+        multiplier = 0.01 if row.name.startswith("resnet") else 0.1
+        assert groups["generators"]["lr"] == pytest.approx(0.02 * multiplier)
+    model.train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    loss, counts = parts.task.loss(model, parts.train_set.load(torch.arange(2).numpy()).batch)
+    loss.backward()
+    optimizer.step()
+    assert counts[0] == 2
+    assert loss.isfinite()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert any(name.startswith("backbone.body") for name in moved)
+    assert any(name.startswith("roi_heads") for name in moved)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert not moved & frozen
+    assert {name for name in before if ".bn" in name and name.startswith("backbone.body")} <= frozen
+    assert any("layer1" in name or "blocks.0" in name for name in frozen)
+    assert not any("layer2" in name and ".bn" not in name and "downsample" not in name for name in frozen)
+
+
+@pytest.mark.parametrize("spatial", ["rigid", "local_dk"])
+def test_a_classifiers_weights_become_the_backbones(tmp_path, spatial):
+    """Rigid ones too: the features are then those of the classifier."""
+    path = write_checkpoint(tmp_path / "classifier.pt", spatial=spatial)
+    config = Config(model=ModelConfig(name="mobilenetv2_nano", pretrained=str(path), spatial="local_dk"))
+    taken = Input(1, 64, 1.0, [0.15], [0.25])
+    detector = create_detector(config.model, DetectorConfig(levels=[1, 2], anchor_sizes=[8, 16, 32]), 10, taken)
+    load_backbone_(detector.body, config, read_weights(path), 1)
+    classifier = load_network(ModelConfig(pretrained=str(path))).model.eval()
+    images = torch.randn(2, 1, 64, 64)
+    with torch.inference_mode():
+        expected = classifier.forward_intermediates(images, indices=[1, 2], intermediates_only=True)
+        for got, wanted in zip(detector.body.eval()(images), expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_start_the_same_on_every_backbone():
+    heads = []
+    for spatial in ("rigid", "dcn"):
+        model = create_detector(ModelConfig(name="mobilenetv2_dw", spatial=spatial), SMALL, 3, INPUT, seed=5)
+        heads.append(model.get_classifier().state_dict())
+    assert all(torch.equal(value, heads[1][name]) for name, value in heads[0].items())
+
+
+def test_what_does_not_fit_is_said():
+    assert pyramid_levels([2, 4, 8, 16, 32]) == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="strides from 4 to 32"):
+        pyramid_levels([1, 2])
+    with pytest.raises(UserError, match="one for each of the 3 feature maps and one for the pool"):
+        create_detector(ModelConfig(name="mobilenetv2_dw"), DetectorConfig(levels=[1, 2, 3]), 3, INPUT)
+    with pytest.raises(UserError, match="data with boxes"):
+        build(config_of("experiment=det_quickstart", "data=deformed_fashion"), World(torch.device("cpu")))
+
+
+def test_boxes_come_back_in_the_images_own_pixels():
+    """Whatever size the detector works at."""
+    config = DetectorConfig(128, 128, score_threshold=0.0)
+    model = create_detector(ModelConfig(name="mobilenetv2_dw"), config, 3, INPUT)
+    with torch.inference_mode():
+        (found,) = model.eval()([torch.rand(3, 40, 60)])
+    assert len(found["boxes"]) > 0
+    assert found["boxes"][:, 2].max() > 40
+    assert (found["boxes"] <= torch.tensor([60.0, 40.0, 60.0, 40.0]) + 1e-3).all()
+    assert (found["labels"] >= 1).all()

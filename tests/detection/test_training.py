@@ -1,0 +1,122 @@
+"""train.py and eval.py with task=detection: the same engine, so the same promises."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.detection.common import TINY, write_coco
+from tests.engine.checkpoints import write_checkpoint
+from tests.engine.common import ROOT, SMALL, last_state, metric_lines, run_here, run_train, same_bits
+
+pytestmark = pytest.mark.xdist_group("test_detection")  # its runs are made once
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("detection")
+    done = run_train(folder, *TINY)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_what_a_run_leaves(finished):
+    result = json.loads((finished / "runs/tiny/result.json").read_text())
+    assert result["images"] == 14
+    assert {"map", "ap50", "ap75", "best_map", "parameters", "macs"} <= result.keys()
+    lines = metric_lines(finished, "tiny")
+    assert [(line["kind"], line["step"]) for line in lines if line["kind"] == "val"] == [("val", 3), ("val", 6)]
+    losses = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
+    for line in lines:
+        if line["kind"] == "train":
+            assert line["loss"] == pytest.approx(sum(line[name] for name in losses), rel=1e-5)
+    assert (finished / "runs/tiny/curves.png").is_file()
+
+
+# Saves as always, but the one after step 4 is the last thing that it does.
+DYING = """
+import os, runpy, signal, sys
+from dkcls.engine.trainer import Trainer
+save = Trainer._save
+def dying(self, **how):
+    save(self, **how)
+    if self.step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+Trainer._save = dying
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_killed_run_goes_on_to_the_bit(finished, tmp_path):
+    arguments = [str(ROOT / "train.py"), *SMALL, *TINY, "train.checkpoint_every=1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    dead = subprocess.run([sys.executable, "-c", DYING, *arguments], cwd=tmp_path, env=environment, capture_output=True)
+    assert dead.returncode == -9
+    assert last_state(tmp_path, "tiny")["step"] == 4
+    done = run_train(tmp_path, *TINY, "train.checkpoint_every=1")
+    assert done.returncode == 0, done.stderr
+    got, expected = last_state(tmp_path, "tiny"), last_state(finished, "tiny")
+    for key in ("model", "optimizer", "result", "best", "sums", "step"):
+        assert same_bits(got[key], expected[key]), key
+    assert metric_lines(tmp_path, "tiny") == metric_lines(finished, "tiny")
+
+
+def test_ranks_evaluate_as_one_process(finished):
+    """14 images over 1 and 3 ranks."""
+    figures = {}
+    for ranks in (1, 3):
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+        file = finished / f"{ranks}.json"
+        command = [*launcher, str(ROOT / "eval.py"), "checkpoint=runs/tiny/best.pt", f"json={file}", "batch_size=2"]
+        done = subprocess.run([sys.executable, *command], cwd=finished, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (figures[ranks],) = json.loads(file.read_text())
+        figures[ranks].pop("images_per_s")
+    assert figures[1] == figures[3]
+    assert figures[1]["images"] == 14
+    result = json.loads((finished / "runs/tiny/result.json").read_text())
+    assert figures[1]["map"] == pytest.approx(result["best_map"])
+
+
+def test_two_ranks_train(finished, tmp_path):
+    done = run_train(tmp_path, *TINY, "schedule.epochs=1", ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert metric_lines(tmp_path, "tiny")[-1]["images"] == 14
+
+
+def test_fine_tuned_from_a_folder_in_cocos_layout(finished, monkeypatch, tmp_path):
+    """Images of two shapes from files, and a classifier's weights."""
+    classifier, root = write_checkpoint(tmp_path / "classifier.pt", spatial="local_dk"), write_coco(tmp_path / "coco")
+    overrides = [*TINY, "data=coco", f"data.root={root}", "data.length=null", "data.image_size=null"]
+    overrides += ["train.batch_size=2", "model.name=null", "model.depthwise_gain=null", f"model.pretrained={classifier}"]
+    overrides += [
+        "data.object_scale=null",
+        "data.workers=0",
+        "detector.max_size=80",
+        "schedule.epochs=1",
+        "train.freeze_bn=true",
+        "optim.backbone_lr=0.1",
+    ]
+    assert run_here(monkeypatch, tmp_path, *overrides) == 0
+    assert metric_lines(tmp_path, "tiny")[-1]["images"] == 5
+    state = last_state(tmp_path, "tiny")
+    assert state["config"]["model"]["spatial"] == "local_dk"
+    assert len(state["classes"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("script", "overrides", "sentence"),
+    [
+        ("eval.py", ("checkpoint=runs/tiny/best.pt", "flip=true"), "are for classification"),
+        ("scripts/predict.py", ("checkpoint=runs/tiny/best.pt", "images=."), "must be a network for classification"),
+        ("scripts/export.py", ("checkpoint=runs/tiny/best.pt", "format=onnx"), "must be a network for classification"),
+    ],
+)
+def test_what_detectors_are_not_for(finished, monkeypatch, capsys, script, overrides, sentence):
+    assert run_here(monkeypatch, finished, *overrides, script=script) == 1
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
