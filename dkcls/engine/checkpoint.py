@@ -129,7 +129,7 @@ class Checkpoints:
         files = self.newest_first()
         kept.update(path.resolve() for path in [path for path in files if "-trained" not in path.name][: self.keep])
         for path in files:
-            if path.resolve() not in kept:
+            if path.resolve() not in kept and not path.is_dir():  # a folder is nobody's checkpoint, and not ours to remove
                 path.unlink()
         for path in self.folder.iterdir():  # what a process left that was killed in here: a hash, or a part of a file
             if path.suffix == ".tmp" or (path.suffix == ".sha256" and not path.with_suffix("").exists()):

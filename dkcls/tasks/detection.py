@@ -31,6 +31,8 @@ def build(config: Config, world: World) -> Parts:
     val_set = build_dataset(config.data, "val", config.seed)
     if not hasattr(train_set, "coco"):
         raise UserError(f"task=detection needs data with boxes, coco or deformed_detection, got data.name={config.data.name}")
+    if train_set.class_names != val_set.class_names:
+        raise UserError(f"data: {config.data.root} has other categories to train on than to validate on")
     taken = detector_input(config, train_set, weights)
     model = create_detector(config.model, config.detector, train_set.num_classes, taken, config.seed)
     if weights is not None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from tests.detection.common import TINY, write_coco
 from tests.engine.checkpoints import write_checkpoint
@@ -120,3 +121,37 @@ def test_what_detectors_are_not_for(finished, monkeypatch, capsys, script, overr
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+def test_a_picture_of_detections(finished, monkeypatch):
+    arguments = ("checkpoint=runs/tiny/best.pt", "images=3", "split=val", "threshold=0.0", "output=found.png")
+    assert run_here(monkeypatch, finished, *arguments, script="scripts/draw_detections.py") == 0
+    with Image.open(finished / "found.png") as picture:
+        colours = picture.convert("RGB").getcolors(picture.width * picture.height)
+    assert (
+        sum(1 for _, (red, green, blue) in colours if max(red, green, blue) - min(red, green, blue) > 60) > 20
+    )  # boxes on grey
+
+
+def test_the_comparison_from_training_to_tables(tmp_path):
+    classifiers = tmp_path / "classifiers"
+    for name, spatial in (("rigid", "rigid"), ("local4", "local_dk"), ("dcn", "dcn")):
+        (classifiers / f"{name}-0").mkdir(parents=True)
+        write_checkpoint(classifiers / f"{name}-0/last.pt", spatial=spatial)
+    small = [override for override in TINY if not override.startswith(("name=", "experiment=", "data=", "data.num_classes"))]
+    small += ["schedule.epochs=1", "schedule.warmup_epochs=0"]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts/reproduce_detection.py"),
+        f"classifiers={classifiers}",
+        "seeds=[0]",
+        "jobs=1",
+    ]
+    done = subprocess.run([*command, f"overrides={json.dumps(small)}"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "runs/detection"
+    test = {name: json.loads((out / f"{name}_pretrained-0/test.json").read_text()) for name in ("rigid", "local4")}
+    gain = test["local4"]["test_map"] - test["rigid"]["test_map"]
+    table = (out / "report/questions.md").read_text()
+    assert f"| local 4, from its classifier - rigid, from its classifier | {gain:+.2f}" in table
+    assert len((out / "report/detection.csv").read_text().splitlines()) == 7

@@ -94,6 +94,16 @@ def test_what_a_killed_process_left_goes(checkpoints, tmp_path):
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2 * len(checkpoints.newest_first()) == 6
 
 
+def test_a_folder_in_a_checkpoints_place_is_left_alone(checkpoints, tmp_path, caplog):
+    (tmp_path / "checkpoints/step-00000000.pt").mkdir()
+    for step in range(4, 8):
+        checkpoints.save(state(step))
+    assert (tmp_path / "checkpoints/step-00000000.pt").is_dir()
+    (tmp_path / "checkpoints/step-00000009.pt").mkdir()
+    assert newest(checkpoints)["step"] == 7
+    assert "step-00000009.pt cannot be read: Is a directory" in caplog.text
+
+
 def line(kind, step):
     return json.dumps({"kind": kind, "step": step, "epoch": 0}) + "\n"
 
