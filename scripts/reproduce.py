@@ -53,7 +53,7 @@ MAIN = (
     row("rigid", "rigid", {}, paper=""),
     row("wide_parameters", "rigid, wider: parameters of local 4", {}, "+model.kwargs.width=1.78"),
     row("wide_macs", "rigid, wider: multiply-adds of local 4", {}, "+model.kwargs.width=1.88"),
-    row("longer", "rigid, longer: CPU time of local 4", {}, "schedule.epochs=5"),
+    row("longer", "rigid, longer: CPU time of local 4", {}, "schedule.epochs=4"),
     row("static4", "static scope 4", {"spatial": "static", "scope": 4}),
     row("global4", "global 4", GLOBAL4, multiplier=GLOBAL, paper="_global4"),
     *(row(f"local{s}", f"local {s}", LOCAL4 | {"scope": s}, multiplier=LOCAL, paper=f"_local{s}") for s in (3, 4, 5, 9)),

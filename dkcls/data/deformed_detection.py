@@ -15,7 +15,7 @@ from dkcls.data.detection import DetectionBatch, DetectionDataset
 from dkcls.data.draws import sample_keys, uniforms
 from dkcls.data.fashion import CLASS_NAMES, FAINT, NOISE_DRAWS, SIDE, Factors, log_uniform, place, read, with_noise
 
-LENGTHS = {"train": 8000, "val": 1000, "test": 2000}
+LENGTHS = {"train": 6000, "val": 1000, "test": 2000}
 _TRIES = 8  # places drawn for an object before it is left out
 _COVERED = 0.25  # share of the smaller of two boxes that may lie in the other
 _FILLED = 0.87  # side of the median object's box, relative to 28 pixels times its scale
@@ -39,7 +39,8 @@ class DeformedDetection(DetectionDataset):
     """Boxes are tight around the objects' masks and within the canvas; two share no more than a quarter of the smaller one.
 
     `image_size`: side of the canvas. `objects`: range of their number; one that finds no place is left out.
-    `object_scale`, `object_rotation`, `noise`: as for DeformedFashion. `length`: number of canvases, else `LENGTHS`.
+    `object_scale`, `object_rotation`, `noise`: as for DeformedFashion. `length`: number of canvases, for val and test at
+    most that of `LENGTHS`.
     """
 
     channels, class_names = 1, CLASS_NAMES
@@ -73,7 +74,8 @@ class DeformedDetection(DetectionDataset):
             raise ValueError(f"noise must not be negative, got {noise}")
         self.images, self.targets = read(check_split(split))
         self.training, self.image_size, self.seed = training, image_size, seed if training else SPLITS.index(split)
-        self.objects, self.noise, self.length = tuple(objects), noise, length or LENGTHS[split]
+        self.objects, self.noise = tuple(objects), noise
+        self.length = LENGTHS[split] if length is None else length if split == "train" else min(length, LENGTHS[split])
         self.object_scale, self.object_rotation = tuple(object_scale), tuple(object_rotation)
         self.mean, self.std = (0.15,), (0.25,)
         # Where a third and two thirds of the scales are: about as many objects are small, medium and large.
