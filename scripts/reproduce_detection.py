@@ -31,7 +31,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 NETWORKS = {  # label, overrides, how its name ends in the paper's tables
     "rigid": ("rigid", ("model.spatial=rigid",), ""),
     "local4": ("local 4", ("model.spatial=local_dk", "model.scope=4"), "_local4"),
-    "dcn": ("DCN", ("model.spatial=dcn",), "_dcn"),
+    "dcn": ("DCN", ("model.spatial=dcn", "optim.generator_lr=0.003"), "_dcn"),
 }
 FIGURES = {"map": "AP", "ap50": "AP50", "ap75": "AP75", "ap_small": "small", "ap_medium": "medium", "ap_large": "large"}
 

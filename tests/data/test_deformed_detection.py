@@ -23,7 +23,7 @@ def assert_same_targets(some, others):
 
 def test_the_splits():
     sets = [DeformedDetection(split) for split in SPLITS]
-    assert [len(dataset) for dataset in sets] == [8000, 1000, 2000]
+    assert [len(dataset) for dataset in sets] == [6000, 1000, 2000]
     assert len(DeformedDetection("val", length=7)) == 7
     assert [len(DeformedDetection(split, length=7000)) for split in ("train", "val", "test")] == [7000, 1000, 2000]
     assert (sets[0].num_classes, sets[0].channels, sets[0].size(3), sets[0].groups()) == (10, 1, (96, 96), None)
