@@ -96,6 +96,7 @@ TUNING = (
     *(tuned(f"dcn_times{m:g}", "DCN", DCN_MODEL, multiplier=m) for m in (0.003, 0.03, 0.1)),
     *(tuned(f"global4_gain0.03_times{m:g}", "global 4", GLOBAL4, gain=0.03, multiplier=m) for m in (0.1, 0.3)),
     *(tuned(f"dcn_gain0.03_times{m:g}", "DCN", DCN_MODEL, gain=0.03, multiplier=m) for m in (0.003, 0.01)),
+    *(tuned(f"point2_times{m:g}", "1x1 global 2 + global 4", POINT2 | GLOBAL4, gain=0.03, multiplier=m) for m in (0.03, 0.3)),
 )
 STUDIES = {"tuning": TUNING, "main": MAIN, "ablation": ABLATION}
 SEEDS = {"tuning": [100, 101], "main": [0, 1, 2, 3, 4], "ablation": [0, 1, 2]}

@@ -43,11 +43,18 @@ def as_it_is(batch: Any) -> Any:
 def _start_worker(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the last batches are still wanted
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
-    """A worker's parent by the system's account is the fork server: it would outlive a training process that is killed."""
+def end_with_parent() -> None:
+    """This process ends when the one that started it does, even if that is killed.
+
+    A worker's parent by the system's account is the fork server, and a pool's workers wait for work for ever.
+    """
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

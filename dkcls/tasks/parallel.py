@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from tqdm import tqdm
 
 from dkcls.config import register, to_config
+from dkcls.data.loader import end_with_parent
 from dkcls.engine.errors import UserError
 from dkcls.tasks import train
 
@@ -36,7 +37,7 @@ def train_all(
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)  # for the processes that are started here
     try:
-        with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn")) as pool:
+        with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), end_with_parent) as pool:
             futures = [pool.submit(_train, job, configs, then) for job in jobs]
             try:
                 for future in tqdm(as_completed(futures), "runs", len(futures), unit="run", smoothing=0):
