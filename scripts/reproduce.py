@@ -44,7 +44,7 @@ def row(name: str, label: str, model: dict[str, Any], *more: str, multiplier: fl
 
 
 # Multipliers of the generators' learning rate, chosen on the validation split.
-LOCAL, GLOBAL, DCN = 0.01, 0.3, 0.003
+LOCAL, GLOBAL, DCN, POINT_GLOBAL = 0.01, 0.3, 0.003, 0.03
 LOCAL_OTHERS, GLOBAL_OTHERS = (0.001, 0.003, 0.03, 0.1), (0.03, 0.1, 1.0)  # of the ablation
 LOCAL4 = {"spatial": "local_dk", "scope": 4}
 GLOBAL4 = {"spatial": "global_dk", "scope": 4}
@@ -57,7 +57,7 @@ MAIN = (
     row("static4", "static scope 4", {"spatial": "static", "scope": 4}),
     row("global4", "global 4", GLOBAL4, multiplier=GLOBAL, paper="_global4"),
     *(row(f"local{s}", f"local {s}", LOCAL4 | {"scope": s}, multiplier=LOCAL, paper=f"_local{s}") for s in (3, 4, 5, 9)),
-    row("point2_global4", "1x1 global 2 + global 4", POINT2 | GLOBAL4, multiplier=GLOBAL, paper="_point2_global4"),
+    row("point2_global4", "1x1 global 2 + global 4", POINT2 | GLOBAL4, multiplier=POINT_GLOBAL, paper="_point2_global4"),
     row("point2_local4", "1x1 global 2 + local 4", POINT2 | LOCAL4, multiplier=LOCAL, paper="_point2_local4"),
     row("dcn", "DCN", {"spatial": "dcn"}, multiplier=DCN, paper="_dcn"),
     row("dcn_local4", "DCN + local 4", LOCAL4 | {"spatial": "dcn_local_dk"}, multiplier=LOCAL, paper="_dcn_local4"),
