@@ -230,9 +230,7 @@ def report(arguments: Arguments) -> None:
         ("by_scale", SCALES, (0.4, 1.1), "scale of the object"),
         ("by_rotation", ROTATIONS, (0.0, 60.0), "rotation of the object, degrees"),
     ):
-        curves = {networks[n].row.label: networks[n].curves(figure) for n in CURVES if n in networks}
-        same = min(len(values) for values in curves.values())
-        curves = {name: values[:same] for name, values in curves.items()}
+        curves = {networks[n].row.label: networks[n].of(figure) for n in CURVES if n in networks}
         plot_factors(edges, curves, trained, folder / f"{figure}.png", xlabel=words, logarithmic=figure == "by_scale")
     print(f"tables and plots are in {folder}")
 

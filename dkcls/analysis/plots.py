@@ -53,23 +53,26 @@ def _spread(values: Sequence[float]) -> float:
 
 def plot_factors(
     edges: np.ndarray,
-    curves: Mapping[str, np.ndarray],
+    curves: Mapping[str, Mapping[int, Sequence[float]]],
     trained: tuple[float, float],
     picture: str | Path,
     *,
     xlabel: str,
     logarithmic: bool = False,
 ) -> Path:
-    """Accuracy in bins of a factor, on the left, and less the first network's, on the right. curves: [seeds, bins] each.
+    """Accuracy in bins of a factor, on the left, and less the first network's with the same seed, on the right.
 
-    The range of training is shaded; lines are means over the seeds, bands their standard errors.
+    curves: of each network, by seed, a figure for each bin. The range of training is shaded; lines are means over the seeds,
+    bands their standard errors.
     """
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     centers = np.sqrt(edges[1:] * edges[:-1]) if logarithmic else (edges[1:] + edges[:-1]) / 2
     first = next(iter(curves.values()))
-    for (name, values), colour in zip(curves.items(), itertools.cycle(COLOURS), strict=False):
-        for axes, shown in ((left, values), (right, values - first)):
+    for (name, seeds), colour in zip(curves.items(), itertools.cycle(COLOURS), strict=False):
+        values = np.array(list(seeds.values()))
+        gains = np.array([np.subtract(bins, first[seed]) for seed, bins in seeds.items() if seed in first])
+        for axes, shown in ((left, values), (right, gains)):
             mean, error = shown.mean(0), shown.std(0, ddof=1) / np.sqrt(len(shown)) if len(shown) > 1 else 0.0
             axes.plot(centers, mean, "-o", markersize=3.5, color=colour, label=name)
             axes.fill_between(centers, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)

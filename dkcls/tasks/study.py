@@ -7,8 +7,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
-
 from dkcls.analysis.tables import csv_table, markdown_table
 from dkcls.engine.checkpoint import write_atomically
 
@@ -47,14 +45,11 @@ class Measured:
     row: Row
     results: dict[int, dict[str, Any]]
 
-    def of(self, figure: str) -> dict[int, float]:
+    def of(self, figure: str) -> dict[int, Any]:
         return {seed: result[figure] for seed, result in self.results.items() if result[figure] is not None}
 
-    def values(self, figure: str) -> list[float]:
+    def values(self, figure: str) -> list[Any]:
         return list(self.of(figure).values())
-
-    def curves(self, figure: str) -> np.ndarray:
-        return np.array(self.values(figure))
 
 
 def measured(out: Path, rows: Sequence[Row], *files: str) -> dict[str, Measured]:
