@@ -25,8 +25,8 @@ SIZES = {"A small object": 0.42, "An object of medium size": 0.7, "A large objec
 IMAGES = 400  # for figures about dynamics
 LAYERS = 6  # at most, whose scopes are shown
 
-CURVES = """How training went, step by step: the loss on training images should fall, and the share of validation images that
-the network gets right, measured every so often, should rise."""
+LOSSES = """How training went, step by step: the loss on training images should fall."""
+ACCURACIES = """The share of validation images that the network gets right, measured every so often, should rise."""
 FIELDS = """A network's last feature map has a grid of positions. Which pixels of the image does the middle one depend on? Dark
 pixels count most, pale ones hardly: this is its effective receptive field (ERF). The cross marks the pixel that the position
 looks at."""
@@ -61,21 +61,25 @@ class Subject:
 
 def curves_section(subjects: Sequence[Subject]) -> Section:
     """Loss in training and accuracy in validation, a line for each setting."""
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    panels = figure.subplots(1, 2)
-    for subject, colour in zip(subjects, COLOURS, strict=False):
-        lines = read_metrics(subject.metrics)
-        for axes, (kind, key) in zip(panels, (("train", "loss"), ("val", "top1")), strict=True):
-            points = [(line["step"], line[key]) for line in lines.get(kind, []) if key in line]
+    lines = [read_metrics(subject.metrics) for subject in subjects]
+    shown = [("train", "loss", "training loss"), ("val", "top1", "validation top-1, %")]
+    if max(len(each.get("val", [])) for each in lines) < 2:
+        del shown[1]  # the result is in the table
+    words = f"{LOSSES} {ACCURACIES}" if len(shown) > 1 else LOSSES
+    what = " and ".join(label.split(",")[0] for *_, label in shown)
+    figure = Figure(figsize=(10 if len(shown) > 1 else 6.4, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (kind, key, label) in zip(panels, shown, strict=True):
+        for subject, colour, each in zip(subjects, COLOURS, lines, strict=False):
+            points = [(line["step"], line[key]) for line in each.get(kind, []) if key in line]
             marker = "o" if kind == "val" else None
             axes.plot(*np.reshape(points, (-1, 2)).T, color=colour, marker=marker, markersize=4, label=subject.label)
-    for axes, label in zip(panels, ("training loss", "validation top-1, %"), strict=True):
         axes.set_xlabel("step")
         axes.set_ylabel(label)
         tidy(axes)
     if len(subjects) > 1:
         panels[0].legend(frameon=False, fontsize=8, loc="upper right")
-    return Section("Learning curves", paragraph(CURVES) + chart(figure, "training loss and validation accuracy over the steps"))
+    return Section("Learning curves", paragraph(words) + chart(figure, f"{what} over the steps"))
 
 
 def fields_section(subjects: Sequence[Subject]) -> Section:
