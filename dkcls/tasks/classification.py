@@ -9,6 +9,7 @@ from torch import nn
 from dkcls.classification import Classification
 from dkcls.config import Config
 from dkcls.data import ImageDataset
+from dkcls.data.base import BatchDataset
 from dkcls.engine.build import Parts, batch_per_rank, build_dataset
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
@@ -27,6 +28,8 @@ def build(config: Config, world: World) -> Parts:
     config, source = start_from(config, weights)
     train_set = build_dataset(config.data, "train", config.seed, training=True)
     val_set = build_dataset(config.data, "val", config.seed)
+    if not isinstance(train_set, ImageDataset):
+        raise UserError(f"task=classification needs images with classes, data.name={config.data.name} is for task=detection")
     model = build_model(config, weights, train_set)
     taken = network_input(config, train_set, source)
     task = Classification(
@@ -75,6 +78,6 @@ def network_input(config: Config, dataset: ImageDataset, source: Input | None) -
     return replace(taken, mean=source.mean, std=source.std)
 
 
-def facts(config: Config, dataset: ImageDataset, taken: Input) -> dict[str, Any]:
+def facts(config: Config, dataset: BatchDataset[Any], taken: Input) -> dict[str, Any]:
     """What somebody with nothing but a checkpoint has to know."""
     return {"config": config.to_dict(), "classes": list(dataset.class_names), "input": asdict(taken)}

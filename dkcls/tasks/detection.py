@@ -1,7 +1,7 @@
 """Detection from a config."""
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import timm
@@ -19,13 +19,20 @@ from dkcls.engine.optim import freeze_
 from dkcls.engine.task import Parts
 from dkcls.engine.weights import Weights, read_weights
 from dkcls.models.convert import classes_and_channels
+from dkcls.tasks.classification import facts
 
 logger = logging.getLogger(__name__)
 
 
 def build(config: Config, world: World) -> Parts:
     """The parts of a run that trains a detector; model.pretrained is a classifier's weights, for its backbone."""
+    for key in ("data.mixup", "data.cutmix", "train.label_smoothing"):
+        group, name = key.split(".")
+        if getattr(getattr(config, group), name):
+            raise UserError(f"{key} is for classification, and must be 0 with task=detection")
     weights = read_weights(config.model.pretrained) if config.model.pretrained is not None else None
+    if weights is None and config.model.freeze:
+        logger.warning("model.freeze keeps weights that nobody trained: model.pretrained=FILE is not given")
     config = replace(config, model=network_config(config.model, weights))
     train_set = build_dataset(config.data, "train", config.seed, training=True)
     val_set = build_dataset(config.data, "val", config.seed)
@@ -40,9 +47,9 @@ def build(config: Config, world: World) -> Parts:
     if config.train.freeze_bn:
         freeze_norms_(model.body)
     freeze_(model, config.model.freeze)
-    facts = {"config": config.to_dict(), "classes": list(train_set.class_names), "input": asdict(taken)}
     size = (taken.channels, config.detector.min_size, config.detector.min_size)
-    return Parts(config, Detection(val_set, world.device), model, train_set, val_set, facts, model.body, size)
+    task = Detection(val_set, world.device)
+    return Parts(config, task, model, train_set, val_set, facts(config, train_set, taken), model.body, size)
 
 
 def detector_input(config: Config, dataset: Any, weights: Weights | None) -> Input:

@@ -13,6 +13,7 @@ from dkcls.engine.optim import parameter_groups
 from dkcls.engine.weights import read_weights
 from dkcls.layers import offset_generators
 from dkcls.models.paper import PAPER, PAPER_DETECTION
+from dkcls.tasks import classification
 from dkcls.tasks.detection import build, create_detector, load_backbone_
 from tests.configs.test_configs import config_of
 from tests.detection.common import write_coco
@@ -94,8 +95,13 @@ def test_what_does_not_fit_is_said():
         pyramid_levels([1, 2])
     with pytest.raises(UserError, match="one for each of the 3 feature maps and one for the pool"):
         create_detector(ModelConfig(name="mobilenetv2_dw"), DetectorConfig(levels=[1, 2, 3]), 3, INPUT)
+    cpu = World(torch.device("cpu"))
     with pytest.raises(UserError, match="data with boxes"):
-        build(config_of("experiment=det_quickstart", "data=deformed_fashion"), World(torch.device("cpu")))
+        build(config_of("experiment=det_quickstart", "data=deformed_fashion"), cpu)
+    with pytest.raises(UserError, match="images with classes"):
+        classification.build(config_of("data=deformed_detection"), cpu)
+    with pytest.raises(UserError, match=r"data\.mixup is for classification"):
+        build(config_of("experiment=det_quickstart", "data.mixup=0.2"), cpu)
 
 
 def test_boxes_come_back_in_the_images_own_pixels():
