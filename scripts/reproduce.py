@@ -36,6 +36,13 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 # Beyond the 0.4 to 1.1 and the 60 degrees of training: four bins of scale are inside and three on either side.
 SCALES = 0.4 * (1.1 / 0.4) ** (np.arange(-3, 8) / 4)
 ROTATIONS = np.arange(0, 181, 30.0)
+RANGES = (  # what it is called, and which bins it has
+    ("scale 0.19 to 0.4", "by_scale", slice(0, 3)),
+    ("0.4 to 1.1, as in training", "by_scale", slice(3, 7)),
+    ("1.1 to 2.3", "by_scale", slice(7, 10)),
+    ("rotation up to 60°, as in training", "by_rotation", slice(0, 2)),
+    ("60° to 180°", "by_rotation", slice(2, 6)),
+)
 
 
 def row(name: str, label: str, model: dict[str, Any], *more: str, multiplier: float = 0.0, paper: str | None = None) -> Row:
@@ -206,6 +213,7 @@ def report(arguments: Arguments) -> None:
             write_table(folder / study, [table_row(network, networks["rigid"]) for network in shown])
     write_table(folder / "questions", list(answers(networks)))
     main_rows = {r.name: networks[r.name] for r in MAIN if r.name in networks}
+    write_table(folder / "outside", [outside_row(network, networks["rigid"]) for network in main_rows.values()])
     gains = {n.row.label: compare(n.of("test"), networks["rigid"].of("test")).differences for n in main_rows.values()}
     controls = [r.label for r in MAIN[:5]]
     plot_gains(
@@ -252,6 +260,17 @@ def table_row(network: Measured, rigid: Measured) -> dict[str, Any]:
     if network.row.paper is not None:
         for name, base in (("paper: R50-DW", "resnet50_dw"), ("paper: MobileNet-V2", "mobilenetv2_100")):
             values[name] = next((f"{p.top1}" for p in PAPER if p.name == base + network.row.paper), "")
+    return values
+
+
+def outside_row(network: Measured, rigid: Measured) -> dict[str, Any]:
+    """Points over the rigid network in ranges of the objects' factors, mean and standard error over the seeds."""
+    values: dict[str, Any] = {"network": network.row.label, "seeds": len(network.results)}
+    for words, figure, bins in RANGES:
+        own, base = network.of(figure), rigid.of(figure)
+        gains = [np.mean(np.subtract(own[seed], base[seed])[bins]) for seed in own if seed in base]
+        error = np.std(gains, ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
+        values[words] = "" if network is rigid else f"{np.mean(gains):+.1f} ± {error:.1f}"
     return values
 
 

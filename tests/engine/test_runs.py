@@ -76,7 +76,8 @@ def test_reproduce_from_training_to_plots(tmp_path):
     assert done.returncode == 0, done.stderr
     out = tmp_path / "runs/reproduce"
     files = [
-        f"report/{name}" for name in ("main.md", "questions.csv", "gains.png", "scope.png", "by_scale.png", "by_rotation.png")
+        f"report/{name}"
+        for name in ("main.md", "questions.csv", "outside.csv", "gains.png", "scope.png", "by_scale.png", "by_rotation.png")
     ]
     assert [name for name in files if not (out / name).is_file()] == []
     test = {
