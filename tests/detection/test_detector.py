@@ -65,11 +65,13 @@ def test_every_row_of_the_paper_takes_a_step(row, coco):
     assert not any("layer2" in name and ".bn" not in name and "downsample" not in name for name in frozen)
 
 
-@pytest.mark.parametrize("spatial", ["rigid", "local_dk"])
-def test_a_classifiers_weights_become_the_backbones(tmp_path, spatial):
+@pytest.mark.parametrize(
+    ("weights", "backbone"), [("rigid", "local_dk"), ("local_dk", "local_dk"), ("dcn", "dcn"), ("cond", "cond")]
+)
+def test_a_classifiers_weights_become_the_backbones(tmp_path, weights, backbone):
     """Rigid ones too: the features are then those of the classifier."""
-    path = write_checkpoint(tmp_path / "classifier.pt", spatial=spatial)
-    config = Config(model=ModelConfig(name="mobilenetv2_nano", pretrained=str(path), spatial="local_dk"))
+    path = write_checkpoint(tmp_path / "classifier.pt", spatial=weights)
+    config = Config(model=ModelConfig(name="mobilenetv2_nano", pretrained=str(path), spatial=backbone))
     taken = Input(1, 64, 1.0, [0.15], [0.25])
     detector = create_detector(config.model, DetectorConfig(levels=[1, 2], anchor_sizes=[8, 16, 32]), 10, taken)
     load_backbone_(detector.body, config, read_weights(path), 1)
