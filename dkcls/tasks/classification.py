@@ -10,11 +10,12 @@ from dkcls.classification import Classification
 from dkcls.config import Config
 from dkcls.data import ImageDataset
 from dkcls.data.base import BatchDataset
-from dkcls.engine.build import Parts, batch_per_rank, build_dataset
+from dkcls.engine.build import batch_per_rank, build_dataset
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
 from dkcls.engine.network import Input, create_network, load_, network_config, parse_facts
 from dkcls.engine.optim import freeze_
+from dkcls.engine.task import Parts
 from dkcls.engine.weights import Weights, read_weights
 
 logger = logging.getLogger(__name__)
