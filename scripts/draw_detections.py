@@ -16,6 +16,7 @@ from omegaconf import MISSING
 from dkcls.analysis.detections import Shown, draw_detections
 from dkcls.engine import cli
 from dkcls.engine.build import build_dataset
+from dkcls.engine.weights import read_weights
 from dkcls.tasks.detection_eval import load_detector
 
 
@@ -34,7 +35,7 @@ def main(arguments: Arguments) -> None:
     paths = arguments.checkpoint if isinstance(arguments.checkpoint, list) else [arguments.checkpoint]
     rows = {}
     for path in paths:
-        model, classes, run = load_detector(path)
+        model, classes, run = load_detector(path, read_weights(path))
         data = replace(run.data, root=arguments.root or run.data.root)
         dataset = build_dataset(data, arguments.split, run.seed)
         indices = np.arange(arguments.first, min(arguments.first + arguments.images, len(dataset)))

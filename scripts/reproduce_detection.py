@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from dkcls.analysis.paired import compare
-from dkcls.config import EvalConfig, ModelConfig
+from dkcls.config import EvalConfig
 from dkcls.engine import cli
 from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.distributed import World
 from dkcls.models.paper import PAPER_DETECTION
-from dkcls.tasks.detection_eval import evaluate_checkpoint
+from dkcls.tasks import evaluate_checkpoint
 from dkcls.tasks.parallel import train_all
 from dkcls.tasks.study import Measured, Row, jobs, mean_and_spread, measured, write_table
 
@@ -73,8 +73,8 @@ def test_once(run: Path, cpu_seconds: float | None) -> None:
     """Writes test.json beside a run's result, if it is not there."""
     file = run / "test.json"
     if not file.exists():
-        config = EvalConfig(model=ModelConfig(pretrained=str(run / "last.pt")), split="test", batch_size=20)
-        figures = evaluate_checkpoint(config, [], World(torch.device("cpu")))
+        config = EvalConfig(split="test", batch_size=20)
+        figures = evaluate_checkpoint(str(run / "last.pt"), config, [], World(torch.device("cpu")))
         write_atomically(file, json.dumps({"cpu_seconds": cpu_seconds, **{f"test_{k}": figures[k] for k in FIGURES}}).encode())
 
 

@@ -50,8 +50,11 @@ class Network:
         return ImageNetInfo().label_names() if self.num_classes == 1000 else [str(i) for i in range(self.num_classes)]
 
 
-def load_network(config: ModelConfig, which: str = "auto") -> Network:
-    """The network of `config.pretrained`, whole: UserError where the file and the network do not fit each other."""
+def load_network(config: ModelConfig, which: str = "auto", weights: Weights | None = None) -> Network:
+    """The network of `config.pretrained`, whole: UserError where the file and the network do not fit each other.
+
+    `which` of a checkpoint's weights, as `read_weights` has it; `weights`: what the file holds, if it has been read.
+    """
     path = config.pretrained
     if path is None:
         raise UserError("checkpoint=FILE is needed, or model.name=NAME and model.pretrained=FILE")
@@ -59,7 +62,8 @@ def load_network(config: ModelConfig, which: str = "auto") -> Network:
         from dkcls.engine.onnx_network import load_onnx  # here, because onnxruntime need not be installed
 
         return load_onnx(path)
-    weights = read_weights(path, which)
+    if weights is None:
+        weights = read_weights(path, which)
     if weights.facts is not None and (task := parse_facts(weights.facts, path)[0].task) != "classification":
         raise UserError(f"{path} must be a network for classification, got one for {task}")
     config = network_config(config, weights)

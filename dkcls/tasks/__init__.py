@@ -29,14 +29,9 @@ def evaluate_checkpoint(path: str | None, config: EvalConfig, overrides: Iterabl
     `path` None is config.model.pretrained; `overrides` are the command line's, which tell what was asked of the data.
     """
     config = replace(config, model=replace(config.model, pretrained=path or config.model.pretrained))
+    path = config.model.pretrained
     with world.together():
-        task = task_of(config.model.pretrained)
-    return EVALUATIONS[task](config, overrides, world)
-
-
-def task_of(path: str | None) -> str:
-    """What the file's network was trained for; weights that do not say are of a classifier."""
-    if path is None or path.endswith(".onnx"):
-        return "classification"
-    facts = read_weights(path).facts
-    return parse_facts(facts, path)[0].task if facts is not None else "classification"
+        weights = read_weights(path, config.weights) if path is not None and not path.endswith(".onnx") else None
+        facts = weights.facts if weights is not None else None
+        task = parse_facts(facts, path)[0].task if facts is not None else "classification"  # only ours say
+    return EVALUATIONS[task](config, weights, overrides, world)

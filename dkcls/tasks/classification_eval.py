@@ -13,15 +13,19 @@ from dkcls.engine.build import build_dataset
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
 from dkcls.engine.network import Network, load_network
+from dkcls.engine.weights import Weights
 from dkcls.tasks.evaluation import data_of, evaluate_on
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate_checkpoint(config: EvalConfig, overrides: Iterable[str], world: World) -> dict[str, Any]:
-    """The figures of config.model.pretrained; `overrides` are the command line's, which tell what was asked of the data."""
+def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: Iterable[str], world: World) -> dict[str, Any]:
+    """The figures of config.model.pretrained, whose content `weights` are.
+
+    `overrides` are the command line's, which tell what was asked of the data.
+    """
     with world.together():
-        network = load_network(config.model, config.weights)
+        network = load_network(config.model, config.weights, weights)
         data = evaluation_data(network, config.data, overrides)
         dataset = build_dataset(data, config.split, network.run.seed)
         outputs = outputs_of(network, dataset.class_names)

@@ -67,7 +67,8 @@ def create_detector(model: ModelConfig, config: DetectorConfig, num_classes: int
     options = {key: value for key, value in vars(config).items() if key != "levels"}
     arguments: dict[str, Any] = {"in_chans": taken.channels, "features_only": True, **model.arguments()}
     try:
-        strides = timm.create_model(name, **arguments).feature_info.reduction()  # type: ignore[operator,union-attr]
+        with torch.device("meta"):  # only to be asked
+            strides = timm.create_model(name, **arguments).feature_info.reduction()  # type: ignore[operator,union-attr]
         levels = config.levels if config.levels is not None else pyramid_levels(strides)
         torch.manual_seed(seed)
         body = timm.create_model(name, out_indices=tuple(levels), **arguments)

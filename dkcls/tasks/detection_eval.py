@@ -12,19 +12,23 @@ from dkcls.engine.build import build_dataset
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
 from dkcls.engine.network import parse_facts
-from dkcls.engine.weights import read_weights
+from dkcls.engine.weights import Weights
 from dkcls.tasks.detection import create_detector
 from dkcls.tasks.evaluation import data_of, evaluate_on
 
 
-def evaluate_checkpoint(config: EvalConfig, overrides: Iterable[str], world: World) -> dict[str, Any]:
-    """The figures of config.model.pretrained; `overrides` are the command line's, which tell what was asked of the data."""
+def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: Iterable[str], world: World) -> dict[str, Any]:
+    """The figures of config.model.pretrained, whose content `weights` are.
+
+    `overrides` are the command line's, which tell what was asked of the data.
+    """
     path = config.model.pretrained
     assert path is not None
+    assert weights is not None
     with world.together():
         if config.flip or config.per_class or config.confusion:
             raise UserError(f"flip, per_class and confusion are for classification, {path} is a detector")
-        model, classes, run = load_detector(path, config.weights)
+        model, classes, run = load_detector(path, weights)
         data = data_of(run.data, config.data, overrides)
         dataset = build_dataset(data, config.split, run.seed)
         if list(dataset.class_names) != classes:
@@ -33,9 +37,8 @@ def evaluate_checkpoint(config: EvalConfig, overrides: Iterable[str], world: Wor
     return evaluate_on(dataset, data, Detection(dataset, world.device), model, path, config, world)
 
 
-def load_detector(path: str, which: str = "auto") -> tuple[Detector, list[str], Config]:
+def load_detector(path: str, weights: Weights) -> tuple[Detector, list[str], Config]:
     """With the names of its classes and the config that it was trained with."""
-    weights = read_weights(path, which)
     if weights.facts is None:
         raise UserError(f"{path} does not say what its network is")
     run, classes, taken = parse_facts(weights.facts, path)
