@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,9 +27,13 @@ SHOWN = ("loss", "top1", "map", "images_per_s")  # to whoever watches
 
 
 class Log:
-    """Also a context: files are closed and the bar goes when it ends."""
+    """Also a context: files are closed and the bar goes when it ends.
 
-    def __init__(self, run: Path, step: int, total_steps: int, tensorboard: bool):
+    `seconds` that the run took before, up to `step`.
+    """
+
+    def __init__(self, run: Path, step: int, total_steps: int, tensorboard: bool, seconds: float = 0.0):
+        self.started = time.perf_counter() - seconds
         self.path = run / "metrics.jsonl"
         self.file = self.path.open("ab", buffering=0)
         self.unwritten = b""  # while the disk is full
@@ -56,12 +61,18 @@ class Log:
                 self.board.close()
         threading.excepthook = self.excepthook
 
+    @property
+    def seconds(self) -> float:
+        """That the run took so far, without what was done twice after an interruption."""
+        return time.perf_counter() - self.started
+
     def step(self) -> None:
         self.bar.update()
 
     def metrics(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
         """A line of the file, a point on each of TensorBoard's curves, and a word to whoever watches."""
-        self.unwritten += json.dumps({"kind": kind, "step": step, "epoch": epoch, **values}).encode() + b"\n"
+        line = {"kind": kind, "step": step, "epoch": epoch, "seconds": round(self.seconds, 3), **values}
+        self.unwritten += json.dumps(line).encode() + b"\n"
         try:
             self._write()
         except OSError as error:

@@ -48,21 +48,20 @@ def train(config: Config, build: Builder) -> dict[str, Any] | None:
             with world.together():
                 trainer = build_trainer(config, world, build)
             _resume(trainer, run, world)
+            seconds = 0.0
             with world.together():
                 if world.is_main:
-                    run.rewind(trainer.step, trainer.evaluation_due)
+                    seconds = run.rewind(trainer.step, trainer.evaluation_due)
                     run.write_config(config)
             log = None
             if world.is_main:
-                log = stack.enter_context(Log(run.path, trainer.step, trainer.total_steps, config.log.tensorboard))
+                log = stack.enter_context(Log(run.path, trainer.step, trainer.total_steps, config.log.tensorboard, seconds))
                 _introduce(trainer, log)
-            started = time.perf_counter()
             result = dict(trainer.fit(run, log, stop))
-            if not world.is_main:
+            if log is None:
                 return None
-            seconds = time.perf_counter() - started
             result |= {"name": config.name, "parameters": count_parameters(trainer.model)}
-            result |= {"macs": count_macs(trainer.parts.counted, trainer.parts.input_size), "seconds": seconds}
+            result |= {"macs": count_macs(trainer.parts.counted, trainer.parts.input_size), "seconds": log.seconds}
             run.finish(result)
             return result
 

@@ -90,12 +90,17 @@ class RunDirectory:
     def finish(self, result: dict[str, Any]) -> None:
         self._write("result.json", json.dumps(result, indent=2))
 
-    def rewind(self, step: int, evaluation_due: bool) -> None:
-        """Forget the metrics of later steps, and of this one's evaluation if it is to come: they will be made again."""
-        if self.metrics.exists():
-            lines = self.metrics.read_text(errors="replace").splitlines()
-            kept = [line for line in lines if _is_done(line, step, evaluation_due)]
-            self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
+    def rewind(self, step: int, evaluation_due: bool) -> float:
+        """Forget the metrics of later steps, and of this one's evaluation if it is to come: they will be made again.
+
+        Returns the seconds that the run had taken by the last line that is left.
+        """
+        if not self.metrics.exists():
+            return 0.0
+        lines = self.metrics.read_text(errors="replace").splitlines()
+        kept = [line for line in lines if _is_done(line, step, evaluation_due)]
+        self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
+        return json.loads(kept[-1]).get("seconds", 0.0) if kept else 0.0
 
     def _read(self, file: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         try:

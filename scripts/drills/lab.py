@@ -32,7 +32,7 @@ SMALL = (
 STEPS_PER_EPOCH = 25
 SHORT = ("schedule.epochs=1", "log.tensorboard=false")
 PATIENCE = 600.0  # seconds for anything to happen, on a machine that is busy with other work
-CLOCK = ("images_per_s", "data_wait", "memory_mib")  # what no two runs have in common
+CLOCK = ("seconds", "images_per_s", "data_wait", "memory_mib")  # what no two runs have in common
 
 
 @dataclass

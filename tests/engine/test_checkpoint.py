@@ -105,7 +105,7 @@ def test_a_folder_in_a_checkpoints_place_is_left_alone(checkpoints, tmp_path, ca
 
 
 def line(kind, step):
-    return json.dumps({"kind": kind, "step": step, "epoch": 0}) + "\n"
+    return json.dumps({"kind": kind, "step": step, "epoch": 0, "seconds": step + (kind == "val") / 2}) + "\n"
 
 
 @pytest.mark.parametrize(("evaluation_due", "kept"), [(True, 3), (False, 4)])
@@ -113,8 +113,16 @@ def test_metrics_that_will_be_made_again_are_forgotten(tmp_path, evaluation_due,
     lines = [line("train", 2), line("val", 2), line("train", 4), line("val", 4), line("train", 6), line("train", 8)[:9]]
     run = RunDirectory(tmp_path)
     run.metrics.write_text("".join(lines))
-    run.rewind(4, evaluation_due)
+    assert run.rewind(4, evaluation_due) == (4 if evaluation_due else 4.5)
     assert run.metrics.read_text() == "".join(lines[:kept])
+
+
+def test_the_seconds_of_a_run_go_on(tmp_path):
+    with Log(tmp_path, 4, 10, tensorboard=False, seconds=100.0) as log:
+        log.metrics("train", 5, 0, {})
+    assert 100 <= json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"] <= log.seconds < 200
+    assert RunDirectory(tmp_path).rewind(5, evaluation_due=False) >= 100
+    assert RunDirectory(tmp_path).rewind(4, evaluation_due=False) == 0
 
 
 class FullFor:
@@ -142,4 +150,5 @@ def test_metrics_wait_for_a_full_disk(tmp_path, caplog):
         log.metrics("train", 2, 0, {})
         log.sync()
     assert "its lines are kept until it can" in caplog.text
-    assert (tmp_path / "metrics.jsonl").read_text() == line("train", 1) + line("train", 2)
+    lines = [json.loads(each) for each in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(each["kind"], each["step"], each["epoch"]) for each in lines] == [("train", 1, 0), ("train", 2, 0)]
