@@ -1,4 +1,4 @@
-"""Decodes every image of a set, an image folder or what pack_tar.py made of one: bad files, images per class, sizes.
+"""Decodes every image of an image folder, of what pack_tar.py made of one, or of COCO: bad files, counts per class, sizes.
 
     python scripts/check_dataset.py root=/data/imagenet
     python scripts/check_dataset.py root=/data/imagenet workers=16 output=bad.txt
@@ -15,17 +15,17 @@ import numpy as np
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from dkcls.data import create_dataset
+from dkcls.data import coco, create_dataset
 from dkcls.data.base import SPLITS
 from dkcls.data.check import Report, check
-from dkcls.data.encoded import EncodedImages
+from dkcls.data.encoded import EncodedFiles
 from dkcls.data.tar import index_path
 from dkcls.engine import cli
 
 
 @dataclass
 class Arguments:
-    root: Path = MISSING  # holds train/ and val/, or the indices of tar shards
+    root: Path = MISSING  # holds train/ and val/, the indices of tar shards, or annotations/ of COCO's kind
     workers: int = os.cpu_count() or 1  # processes that decode
     output: Path | None = None  # a file for the list of bad files
 
@@ -33,15 +33,17 @@ class Arguments:
 def splits_of(root: Path) -> dict[str, str]:
     """{split: kind of data set} of what is there."""
     kinds = {split: "tar" for split in SPLITS if index_path(root, split).is_file()}
+    kinds = kinds or {split: "coco" for split in SPLITS if any(file.is_file() for file, _ in coco.places(root, split))}
     return kinds or {split: "imagefolder" for split in SPLITS if (root / split).is_dir()}
 
 
-def describe(dataset: EncodedImages, report: Report) -> str:
+def describe(dataset: EncodedFiles, report: Report) -> str:
     good = report.bytes > 0
     lines = [f"  {good.sum()} good and {len(report.bad)} bad files, {report.bytes.sum() / 1e9:.3f} GB"]
+    what = "objects" if isinstance(dataset, coco.CocoDetection) else "images"
     few, many = int(report.counts.argmin()), int(report.counts.argmax())
     lines.append(
-        f"  {dataset.num_classes} classes with {np.median(report.counts):g} images in the median, fewest {report.counts[few]} "
+        f"  {dataset.num_classes} classes with {np.median(report.counts):g} {what} in the median, fewest {report.counts[few]} "
         f"({dataset.class_names[few]}), most {report.counts[many]} ({dataset.class_names[many]})"
     )
     for side, values in zip(("height", "width"), report.sides[good].T, strict=True):
@@ -57,7 +59,7 @@ def main(arguments: Arguments) -> int:
     messages = []
     for split, kind in kinds.items():
         dataset = create_dataset(kind, arguments.root, split)
-        assert isinstance(dataset, EncodedImages)
+        assert isinstance(dataset, EncodedFiles)
         with tqdm(total=len(dataset), unit=" images", desc=split) as bar:
             report = check(dataset, arguments.workers, bar.update)
         print(f"{split}:\n{describe(dataset, report)}")

@@ -5,6 +5,7 @@ from collections.abc import Sized
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 SPLITS = ("train", "val", "test")
@@ -83,6 +84,13 @@ def check_split(split: str) -> str:
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     return split
+
+
+def empty_bytes(count: int) -> Tensor:
+    """Uninitialised uint8 [count]; in a worker in shared memory, which is sent without a copy."""
+    if torch.utils.data.get_worker_info() is None:
+        return torch.empty(count, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(count))
 
 
 def split_names(split: str) -> tuple[str, ...]:

@@ -7,14 +7,14 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from dkcls.data.base import BadFile
-from dkcls.data.encoded import EncodedImages
+from dkcls.data.encoded import EncodedFiles
 from dkcls.data.loader import as_it_is, start, worker_options
 
 _CHUNK = 64
 
 
 class Report(NamedTuple):
-    """bytes int64 [N] and sides int64 [N, 2] (height, width), zero for a bad file; counts int64 [classes], of good files."""
+    """bytes int64 [N] and sides int64 [N, 2] (height, width), zero for a bad file; counts int64 [classes], in good files."""
 
     bad: list[BadFile]
     bytes: np.ndarray
@@ -23,17 +23,17 @@ class Report(NamedTuple):
 
 
 class _Inspect(Dataset):
-    def __init__(self, dataset: EncodedImages):
+    def __init__(self, dataset: EncodedFiles):
         self.dataset = dataset
 
     def __getitems__(self, indices: list[int]) -> list[BadFile | tuple[int, int, int]]:
         return [self.inspect(index) for index in indices]
 
     def inspect(self, index: int) -> BadFile | tuple[int, int, int]:
-        return self.dataset.attempt(index, lambda image: (len(image.data), *image.rows().shape[1:]))
+        return self.dataset.attempt(index, lambda image: (len(image.data), *self.dataset.decode(index, image).shape[1:]))
 
 
-def check(dataset: EncodedImages, workers: int, progress: Callable[[int], None] = lambda count: None) -> Report:
+def check(dataset: EncodedFiles, workers: int, progress: Callable[[int], None] = lambda count: None) -> Report:
     """`progress` is told of images done."""
     total = len(dataset)
     chunks = [range(first, min(first + _CHUNK, total)) for first in range(0, total, _CHUNK)]
@@ -46,6 +46,6 @@ def check(dataset: EncodedImages, workers: int, progress: Callable[[int], None] 
                 report.bad.append(result)
             else:
                 report.bytes[index], *report.sides[index] = result
-                report.counts[dataset.target(index)] += 1
+                np.add.at(report.counts, dataset.classes_in(index), 1)
         progress(len(chunk))
     return report

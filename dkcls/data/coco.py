@@ -17,7 +17,7 @@ from dkcls.data.draws import sample_keys, uniforms
 from dkcls.data.encoded import EncodedFiles
 
 
-class CocoDetection(EncodedFiles, DetectionDataset):
+class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
     """In training images are mirrored with probability `hflip`, those without objects are left out, and crowds (iscrowd) are no
     objects; evaluation has all images, and the crowds are in `coco()`.
 
@@ -75,6 +75,9 @@ class CocoDetection(EncodedFiles, DetectionDataset):
     def name(self, index: int) -> str:
         return str(self.folder / os.fsdecode(self._names[index]))
 
+    def classes_in(self, index: int) -> list[int]:
+        return (self._labels[self._objects(index)] - 1).tolist()
+
     def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded[DetectionBatch]:
         draws = uniforms(sample_keys(self.seed, epoch, indices), 0, 1)[:, 0]
         mirrored = (draws < self.hflip) & self.training
@@ -83,7 +86,7 @@ class CocoDetection(EncodedFiles, DetectionDataset):
         kept: list[int] = []
         bad: list[BadFile] = []
         for index, mirror in zip(np.asarray(indices).tolist(), mirrored.tolist(), strict=True):
-            found = self.first_good(index, self._decode, bad)
+            found = self.first_good(index, self.decode, bad)
             if found is not None:
                 images.append(_mirrored(found[1]) if mirror else found[1])
                 targets.append(self._target(found[0], mirror))
@@ -112,15 +115,17 @@ class CocoDetection(EncodedFiles, DetectionDataset):
             "categories": [{"id": number, "name": name} for number, name in categories],
         }
 
-    def _decode(self, index: int, image: EncodedImage) -> Tensor:
+    def decode(self, index: int, image: EncodedImage) -> Tensor:
         if image.size != self.size(index):
             expected, got = (" x ".join(map(str, size)) for size in (self.size(index), image.size))
             raise BadImage(f"height x width must be {expected}, as {self.file.name} has it, got {got}")
         return image.rows()
 
+    def _objects(self, index: int) -> slice:
+        return slice(self._ends[index] - self._counts[index], self._ends[index])
+
     def _target(self, index: int, mirror: bool) -> dict[str, Tensor]:
-        end = self._ends[index]
-        own = slice(end - self._counts[index], end)
+        own = self._objects(index)
         boxes, width = self._boxes[own].copy(), np.float32(self._sizes[index, 1])
         if mirror:
             boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
@@ -131,14 +136,19 @@ def _mirrored(image: Tensor) -> Tensor:
     return torch.from_numpy(image.numpy()[..., ::-1].copy())  # torch would start threads and wait for them
 
 
+def places(root: Path, name: str) -> list[tuple[Path, Path]]:
+    """Where a split's file and folder may be."""
+    names = ((f"instances_{name}2017", f"{name}2017"), (name, name))
+    return [(root / "annotations" / f"{annotations}.json", root / images) for annotations, images in names]
+
+
 def find_split(root: Path, split: str) -> tuple[Path, Path]:
     """The split's file of annotations and its folder of images."""
-    pairs = [pair for name in split_names(split) for pair in ((f"instances_{name}2017", f"{name}2017"), (name, name))]
-    for annotations, images in pairs:
-        file, folder = root / "annotations" / f"{annotations}.json", root / images
+    pairs = [pair for name in split_names(split) for pair in places(root, name)]
+    for file, folder in pairs:
         if file.is_file():
             if not folder.is_dir():
                 raise ValueError(f"{folder} must hold the images of {file}; there is no such folder")
             return file, folder
-    files = " or ".join(f"{annotations}.json" for annotations, _ in pairs[-2:])
+    files = " or ".join(file.name for file, _ in pairs[-2:])
     raise ValueError(f"{root / 'annotations'} must hold {files}; there is neither")

@@ -4,9 +4,10 @@ from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from dkcls.data.base import BatchDataset
+from dkcls.data.base import BatchDataset, empty_bytes
 
 COCO_AREAS = (32.0**2, 96.0**2)
 
@@ -20,6 +21,21 @@ class DetectionBatch(NamedTuple):
     images: list[Tensor]
     targets: list[dict[str, Tensor]]
     indices: Tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As few tensors: each takes a connection between processes to be shared."""
+        pixels = empty_bytes(sum(image.numel() for image in self.images))
+        np.concatenate([np.empty(0, np.uint8), *(image.numpy().ravel() for image in self.images)], out=pixels.numpy())
+        targets = [{key: value.numpy() for key, value in target.items()} for target in self.targets]
+        return _unpacked, (pixels, [image.shape for image in self.images], targets, self.indices.numpy())
+
+
+def _unpacked(
+    pixels: Tensor, shapes: list[torch.Size], targets: list[dict[str, np.ndarray]], indices: np.ndarray
+) -> DetectionBatch:
+    images = [part.view(shape) for part, shape in zip(pixels.split([s.numel() for s in shapes]), shapes, strict=True)]
+    tensors = [{key: torch.from_numpy(value) for key, value in target.items()} for target in targets]
+    return DetectionBatch(images, tensors, torch.from_numpy(indices))
 
 
 class DetectionDataset(BatchDataset[DetectionBatch]):

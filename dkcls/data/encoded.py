@@ -1,6 +1,6 @@
 """Data sets of encoded images, one file or archive member each: read, decode, transform, and what happens to bad ones."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -9,7 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.data.base import IMAGENET_MEAN, IMAGENET_STD, BadFile, Batch, DataError, ImageDataset, Loaded
+from dkcls.data.base import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    B,
+    BadFile,
+    Batch,
+    BatchDataset,
+    DataError,
+    ImageDataset,
+    Loaded,
+    empty_bytes,
+)
 from dkcls.data.decode import BadImage, EncodedImage
 from dkcls.data.draws import sample_keys
 from dkcls.data.transforms import Transform
@@ -18,13 +29,10 @@ T = TypeVar("T")
 _HOPELESS = 100  # bad files in a row
 
 
-class EncodedFiles(ABC):
+class EncodedFiles(BatchDataset[B]):
     """In training a bad file is replaced by the next good one of the set, in evaluation it is left out."""
 
     training: bool
-
-    @abstractmethod
-    def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, index: int) -> bytes:
@@ -33,6 +41,14 @@ class EncodedFiles(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """The file's path, for people."""
+
+    @abstractmethod
+    def classes_in(self, index: int) -> list[int]:
+        """Of the image, or of each object in it; the first is 0."""
+
+    def decode(self, index: int, image: EncodedImage) -> Tensor:
+        """The whole image, uint8 [C, H, W]; BadImage if it is not what it should be."""
+        return image.rows()
 
     def attempt(self, index: int, use: Callable[[EncodedImage], T]) -> T | BadFile:
         """What `use` makes of the image, or what is wrong with its file."""
@@ -56,7 +72,7 @@ class EncodedFiles(ABC):
         return None
 
 
-class EncodedImages(EncodedFiles, ImageDataset):
+class EncodedImages(EncodedFiles[Batch], ImageDataset):
     channels, mean, std = 3, IMAGENET_MEAN, IMAGENET_STD
 
     def __init__(self, transform: Transform, image_size: int, *, training: bool, seed: int):
@@ -64,6 +80,9 @@ class EncodedImages(EncodedFiles, ImageDataset):
 
     @abstractmethod
     def target(self, index: int) -> int: ...
+
+    def classes_in(self, index: int) -> list[int]:
+        return [self.target(index)]
 
     def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded[Batch]:
         keys = sample_keys(self.seed, epoch if self.training else 0, indices).tolist()
@@ -84,10 +103,6 @@ class EncodedImages(EncodedFiles, ImageDataset):
 
 
 def empty_batch(count: int, channels: int, size: int, planar: bool) -> Tensor:
-    """Uninitialised uint8 [count, channels, size, size] in planes or channels_last; in a worker in shared memory, which is sent
-    without a copy."""
-    if torch.utils.data.get_worker_info() is None:
-        flat = torch.empty(count * channels * size * size, dtype=torch.uint8)
-    else:
-        flat = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(count * channels * size * size))
+    """Uninitialised uint8 [count, channels, size, size] in planes or channels_last."""
+    flat = empty_bytes(count * channels * size * size)
     return flat.view(count, channels, size, size) if planar else flat.view(count, size, size, channels).permute(0, 3, 1, 2)

@@ -114,6 +114,12 @@ def test_training_leaves_out_images_without_objects_and_mirrors_boxes_with_their
     assert all(torch.equal(one.flip(-1), other) for one, other in zip(always.images, still.images, strict=True))
 
 
+@pytest.mark.parametrize("indices", [np.arange(9), np.array([2]), np.array([], np.int64)], ids=["all", "no object", "none"])
+def test_a_batch_is_sent_as_it_is(shared, indices):
+    batch = CocoDetection(shared, "val").load(indices).batch
+    assert_same_batches([pickle.loads(pickle.dumps(batch))], [batch])
+
+
 def test_a_sample_is_a_function_of_seed_epoch_and_index(shared):
     one, other = (CocoDetection(shared, training=True, seed=seed) for seed in (1, 2))
     whole = load_all(one, 3).batch

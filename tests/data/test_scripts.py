@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from PIL import Image
+
+from tests.data.test_coco import write as write_coco
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,6 +35,19 @@ def test_pack_tar_then_check(folder, tmp_path):
     ]
     checked = run("scripts/check_dataset.py", f"--root={tmp_path / 'tar'}", "--workers=0")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_check_dataset_knows_coco(tmp_path):
+    write_coco(write_coco(tmp_path), split="val2017", file="instances_val2017.json")
+    good = run("scripts/check_dataset.py", f"root={tmp_path}", "workers=0")
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert good.stdout.count("9 good and 0 bad files") == 2  # train and val; no test, which would be val again
+    assert "3 classes with 2 objects in the median, fewest 1 (kind 9), most 8 (kind 1)" in good.stdout
+    Image.new("RGB", (7, 5)).save(tmp_path / "train/3.png")
+    bad = run("scripts/check_dataset.py", f"root={tmp_path}", "workers=0")
+    assert bad.returncode == 1
+    assert "8 good and 1 bad files" in bad.stdout
+    assert f"{tmp_path}/train/3.png: height x width must be 50 x 30, as train.json has it, got 5 x 7" in bad.stdout
 
 
 def test_a_wrong_root_is_one_sentence(tmp_path):

@@ -49,7 +49,8 @@ def last_state(folder: Path, name: str = "small") -> dict[str, Any]:
 def metric_lines(folder: Path, name: str = "small") -> list[dict[str, Any]]:
     """Without what depends on the clock and the machine."""
     lines = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "images_per_s", "data_wait", "memory_mib")} for line in lines]
+    clock = ("seconds", "images_per_s", "data_wait", "memory_mib")
+    return [{k: v for k, v in line.items() if k not in clock} for line in lines]
 
 
 def same_bits(a: Any, b: Any) -> bool:
