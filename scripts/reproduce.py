@@ -30,7 +30,7 @@ from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.network import load_network
 from dkcls.models.paper import PAPER
 from dkcls.tasks.parallel import train_all
-from dkcls.tasks.study import Measured, Row, jobs, mean_and_spread, measured, write_table
+from dkcls.tasks.study import Measured, Row, check_known, jobs, mean_and_spread, measured, write_table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Beyond the 0.4 to 1.1 and the 60 degrees of training: four bins of scale are inside and three on either side.
@@ -147,12 +147,8 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    for kind, given, known in (
-        ("study", arguments.studies, STUDIES),
-        ("row", arguments.rows, [r.name for rows in STUDIES.values() for r in rows]),
-    ):
-        if wrong := [name for name in given if name not in known]:
-            raise cli.UserError(f"there is no {kind} {wrong[0]!r}; there are {', '.join(known)}")
+    check_known("study", arguments.studies, STUDIES)
+    check_known("row", arguments.rows, [r.name for rows in STUDIES.values() for r in rows])
     for study in arguments.studies if arguments.train else ():
         then = None if study == "tuning" else test_once
         seeds = arguments.seeds or SEEDS[study]

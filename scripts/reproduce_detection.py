@@ -1,10 +1,11 @@
 """Detectors at small scale: rigid, local DK and DCN, from scratch and from a classifier, with paired seeds.
 
-    python scripts/reproduce.py studies=[main] rows=[rigid,local4,dcn] seeds=[0,1,2]  # the classifiers
+    python scripts/reproduce.py studies=[tuning,main]     # the classifiers
     python scripts/reproduce_detection.py
-    python scripts/reproduce_detection.py train=false                                # tables of what is there
+    python scripts/reproduce_detection.py train=false     # tables of what is there
 
-The same command goes on where it stopped. The test split is used once, on finished detectors.
+The same command goes on where it stopped. The learning rates were chosen on the validation split with other seeds, in the
+study `tuning`. The test split is used once, on finished detectors.
 """
 
 import json
@@ -25,7 +26,7 @@ from dkcls.engine.distributed import World
 from dkcls.models.paper import PAPER_DETECTION
 from dkcls.tasks import evaluate_checkpoint
 from dkcls.tasks.parallel import train_all
-from dkcls.tasks.study import Measured, Row, jobs, mean_and_spread, measured, write_table
+from dkcls.tasks.study import Measured, Row, check_known, jobs, mean_and_spread, measured, write_table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NETWORKS = {  # label, overrides, how its name ends in the paper's tables
@@ -33,6 +34,15 @@ NETWORKS = {  # label, overrides, how its name ends in the paper's tables
     "local4": ("local 4", ("model.spatial=local_dk", "model.scope=4"), "_local4"),
     "dcn": ("DCN", ("model.spatial=dcn", "optim.generator_lr=0.003"), "_dcn"),
 }
+STARTS = {"scratch": "from scratch", "pretrained": "from its classifier"}
+RATES = {"scratch": 0.05, "pretrained": 0.02}  # chosen of:
+TRIED = (0.01, 0.02, 0.05)
+CLASSIFIERS = {  # for tuning: runs of scripts/reproduce.py
+    "rigid": "tune_rigid_gain0.03",
+    "local4": "tune_local4_gain0.03",
+    "dcn": "tune_dcn_gain0.03_times0.003",
+}
+SEEDS = {"tuning": [100, 101], "main": [0, 1, 2, 3, 4]}
 FIGURES = {"map": "AP", "ap50": "AP50", "ap75": "AP75", "ap_small": "small", "ap_medium": "medium", "ap_large": "large"}
 
 
@@ -40,7 +50,8 @@ FIGURES = {"map": "AP", "ap50": "AP50", "ap75": "AP75", "ap_small": "small", "ap
 class Arguments:
     out: Path = Path("runs/detection")  # the runs; tables go to OUT/report
     classifiers: Path = Path("runs/reproduce")  # with the runs NETWORK-SEED of scripts/reproduce.py
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    studies: list[str] = field(default_factory=lambda: list(SEEDS))
+    seeds: list[int] = field(default_factory=list)  # none: 0 to 4; 100 and 101 for tuning
     rows: list[str] = field(default_factory=list)  # only these detectors
     jobs: int = 0  # at once; 0: one per core
     overrides: list[str] = field(default_factory=list)  # of every run
@@ -48,25 +59,41 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    rows = list(detectors(arguments.classifiers))
-    if wrong := [name for name in arguments.rows if name not in {row.name for row in rows}]:
-        raise cli.UserError(f"there is no row {wrong[0]!r}; there are {', '.join(row.name for row in rows)}")
-    if arguments.train:
-        runs = jobs("det_quickstart", arguments.out, rows, arguments.seeds, arguments.rows, arguments.overrides)
-        train_all(list(runs), CONFIGS, arguments.jobs, test_once)
-    found = measured(arguments.out, rows, "result.json", "test.json")
-    if not found:
+    studies = {"tuning": list(tuning(arguments.classifiers)), "main": list(detectors(arguments.classifiers))}
+    check_known("study", arguments.studies, studies)
+    check_known("row", arguments.rows, [row.name for rows in studies.values() for row in rows])
+    for study in arguments.studies if arguments.train else ():
+        seeds = arguments.seeds or SEEDS[study]
+        runs = jobs("det_quickstart", arguments.out, studies[study], seeds, arguments.rows, arguments.overrides)
+        train_all(list(runs), CONFIGS, arguments.jobs, None if study == "tuning" else test_once)
+    tuned = measured(arguments.out, studies["tuning"], "result.json")
+    found = measured(arguments.out, studies["main"], "result.json", "test.json")
+    if not tuned and not found:
         raise cli.UserError(f"there is no finished run in {arguments.out}")
-    write_table(arguments.out / "report/detection", [table_row(each, found) for each in found.values()])
-    write_table(arguments.out / "report/questions", list(answers(found)))
+    if tuned:
+        write_table(arguments.out / "report/tuning", [tuning_row(each) for each in tuned.values()])
+    if found:
+        write_table(arguments.out / "report/detection", [table_row(each, found) for each in found.values()])
+        write_table(arguments.out / "report/questions", list(answers(found)))
 
 
 def detectors(classifiers: Path) -> Iterator[Row]:
-    for name, (label, overrides, paper) in NETWORKS.items():
-        yield Row(f"{name}_scratch", f"{label}, from scratch", overrides, paper)
-    for name, (label, overrides, paper) in NETWORKS.items():
-        weights = f"model.pretrained={classifiers}/{name}-{{seed}}/last.pt"
-        yield Row(f"{name}_pretrained", f"{label}, from its classifier", (*overrides, weights), paper)
+    for start, words in STARTS.items():
+        for name, (label, overrides, paper) in NETWORKS.items():
+            own = (*overrides, f"optim.lr={RATES[start]}", *weights(start, classifiers / name))
+            yield Row(f"{name}_{start}", f"{label}, {words}", own, paper)
+
+
+def tuning(classifiers: Path) -> Iterator[Row]:
+    for start, words in STARTS.items():
+        for rate in TRIED:
+            for name, (label, overrides, _) in NETWORKS.items():
+                own = (*overrides, f"optim.lr={rate}", *weights(start, classifiers / CLASSIFIERS[name]))
+                yield Row(f"tune_{name}_{start}_lr{rate:g}", f"{label}, {words}, learning rate {rate:g}", own)
+
+
+def weights(start: str, classifier: Path) -> tuple[str, ...]:
+    return (f"model.pretrained={classifier}-{{seed}}/last.pt",) if start == "pretrained" else ()
 
 
 def test_once(run: Path, cpu_seconds: float | None) -> None:
@@ -76,6 +103,10 @@ def test_once(run: Path, cpu_seconds: float | None) -> None:
         config = EvalConfig(split="test", batch_size=20)
         figures = evaluate_checkpoint(str(run / "last.pt"), config, [], World(torch.device("cpu")))
         write_atomically(file, json.dumps({"cpu_seconds": cpu_seconds, **{f"test_{k}": figures[k] for k in FIGURES}}).encode())
+
+
+def tuning_row(each: Measured) -> dict[str, Any]:
+    return {"detector": each.row.label, "seeds": len(each.results)} | mean_and_spread("val AP", each.values("map"))
 
 
 def table_row(each: Measured, found: dict[str, Measured]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Networks trained with the same seeds, to be compared: what is trained, what came of it, and tables of that."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -9,6 +9,7 @@ from typing import Any
 
 from dkcls.analysis.tables import csv_table, markdown_table
 from dkcls.engine.checkpoint import write_atomically
+from dkcls.engine.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,14 @@ class Row:
     label: str
     overrides: tuple[str, ...] = ()
     paper: str | None = None
+
+
+def check_known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """UserError names the first that is not there."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise UserError(f"there is no {kind} {name!r}; there are {', '.join(known)}")
 
 
 def jobs(

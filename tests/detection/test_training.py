@@ -138,12 +138,14 @@ def test_the_comparison_from_training_to_tables(tmp_path):
     for name, spatial in (("rigid", "rigid"), ("local4", "local_dk"), ("dcn", "dcn")):
         (classifiers / f"{name}-0").mkdir(parents=True)
         write_checkpoint(classifiers / f"{name}-0/last.pt", spatial=spatial)
+    rows = [f"{name}_{start}" for name in ("rigid", "local4", "dcn") for start in ("scratch", "pretrained")]
     small = [override for override in TINY if not override.startswith(("name=", "experiment=", "data=", "data.num_classes"))]
     small += ["schedule.epochs=1", "schedule.warmup_epochs=0"]
     command = [
         sys.executable,
         str(ROOT / "scripts/reproduce_detection.py"),
         f"classifiers={classifiers}",
+        f"rows=[{','.join([*rows, 'tune_rigid_scratch_lr0.02'])}]",
         "seeds=[0]",
         "jobs=1",
     ]
@@ -155,3 +157,8 @@ def test_the_comparison_from_training_to_tables(tmp_path):
     table = (out / "report/questions.md").read_text()
     assert f"| local 4, from its classifier - rigid, from its classifier | {gain:+.2f}" in table
     assert len((out / "report/detection.csv").read_text().splitlines()) == 7
+    assert "| rigid, from scratch, learning rate 0.02 | 1 |" in (out / "report/tuning.md").read_text()
+    assert not (out / "tune_rigid_scratch_lr0.02-0/test.json").exists()
+    unknown = subprocess.run([*command, "studies=[tunning]"], cwd=tmp_path, capture_output=True, text=True)
+    assert unknown.returncode == 1
+    assert unknown.stderr == "error: there is no study 'tunning'; there are tuning, main\n"
