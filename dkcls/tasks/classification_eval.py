@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: Iterable[str], world: World) -> dict[str, Any]:
-    """The figures of config.model.pretrained, whose content `weights` are.
+    """The figures of config.model.pretrained, whose content `weights` are (None: ONNX).
 
     `overrides` are the command line's, which tell what was asked of the data.
     """
