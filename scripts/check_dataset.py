@@ -55,7 +55,7 @@ def describe(dataset: EncodedFiles, report: Report) -> str:
 def main(arguments: Arguments) -> int:
     kinds = splits_of(arguments.root)
     if not kinds:
-        raise cli.UserError(f"{arguments.root} must hold the folders train and val, what pack_tar.py writes, or annotations as COCO's")
+        raise cli.UserError(f"{arguments.root} must hold the folders train and val, tar shards, or COCO's annotations")
     messages = []
     for split, kind in kinds.items():
         dataset = create_dataset(kind, arguments.root, split)
