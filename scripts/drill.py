@@ -68,11 +68,11 @@ def main(arguments: Arguments) -> int:
         folder = Path(arguments.folder or temporary).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         lanes = [lane for lane in ([name for name in lane if name in chosen] for lane in LANES) if lane]
-        if arguments.rows or arguments.short or len(lanes) == 1:
+        if arguments.rows or len(lanes) == 1:
             expected: dict[tuple[Any, ...], Path] = {}
             rows = {name: run(name, Lab(folder / name, arguments.seed, arguments.short, expected)) for name in chosen}
         else:
-            rows = run_lanes(lanes, folder, arguments.seed)
+            rows = run_lanes(lanes, folder, arguments.seed, arguments.short)
     if arguments.rows:
         arguments.rows.write_text(json.dumps({name: asdict(row) for name, row in rows.items()}))
     else:
@@ -80,12 +80,12 @@ def main(arguments: Arguments) -> int:
     return 1 if any(row.lost for row in rows.values()) else 0
 
 
-def run_lanes(lanes: list[list[str]], folder: Path, seed: int) -> dict[str, Row]:
+def run_lanes(lanes: list[list[str]], folder: Path, seed: int, short: bool) -> dict[str, Row]:
     """Each in a process of its own; the lanes do not wait for each other."""
     processes = []
     files = [folder / f"lane{number}.json" for number in range(len(lanes))]
     for lane, file in zip(lanes, files, strict=True):
-        words = [f"only=[{','.join(lane)}]", f"seed={seed}", f"folder={file.with_suffix('')}", f"rows={file}"]
+        words = [f"only=[{','.join(lane)}]", f"short={short}", f"seed={seed}", f"folder={file.with_suffix('')}", f"rows={file}"]
         processes.append(subprocess.Popen([sys.executable, __file__, *words]))
     rows: dict[str, Row] = {}
     for lane, file, process in zip(lanes, files, processes, strict=True):
