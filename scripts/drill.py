@@ -44,9 +44,9 @@ DRILLS: dict[str, Callable[[Lab], Row]] = {
 
 # What runs at the same time, each in a process of its own.
 LANES = (
-    ("kill", "two_at_once"),
-    ("kill_rank", "signals", "hang", "not_finite"),
-    ("damage", "disk_full", "malice", "workers_and_files", "poor_places", "fuzz"),
+    ("kill", "two_at_once", "signals"),
+    ("kill_rank", "hang", "not_finite", "poor_places"),
+    ("damage", "disk_full", "malice", "workers_and_files", "fuzz"),
 )
 
 
