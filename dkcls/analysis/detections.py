@@ -42,7 +42,7 @@ def _draw(axes: Axes, shown: Shown, class_names: Sequence[str], threshold: float
         axes.add_patch(_rectangle(box, "white", linestyle="--", linewidth=0.9))
     for box, label, score in zip(*(shown.found[key].tolist() for key in ("boxes", "labels", "scores")), strict=True):
         if score >= threshold:
-            colour = COLOURS[1:][(label - 1) % (len(COLOURS) - 1)]  # the first is dark
+            colour = COLOURS[1 + (label - 1) % (len(COLOURS) - 1)]  # the first is dark
             axes.add_patch(_rectangle(box, colour, linewidth=1.5))
             words = f"{class_names[label - 1]} {score:.2f}"
             tag = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}

@@ -23,6 +23,7 @@ from dkcls.layers import OffsetRecord
 
 logger = logging.getLogger(__name__)
 
+CLOCK = ("seconds", "images_per_s", "data_wait", "memory_mib")  # in a line of metrics: what no two runs have in common
 SHOWN = ("loss", "top1", "map", "images_per_s")  # to whoever watches
 
 

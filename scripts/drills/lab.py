@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dkcls.config import FREE
+from dkcls.engine.log import CLOCK
 
 from . import faults
 
@@ -32,7 +33,6 @@ SMALL = (
 STEPS_PER_EPOCH = 25
 SHORT = ("schedule.epochs=1", "log.tensorboard=false")
 PATIENCE = 600.0  # seconds for anything to happen, on a machine that is busy with other work
-CLOCK = ("seconds", "images_per_s", "data_wait", "memory_mib")  # what no two runs have in common
 
 
 @dataclass

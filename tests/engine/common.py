@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from dkcls.engine.log import CLOCK
+
 ROOT = Path(__file__).parents[2]
 # 2 epochs of 6 steps on 52 made-up images, with a line of metrics every second step; 4 images do not fill a batch.
 SMALL = (
@@ -49,8 +51,7 @@ def last_state(folder: Path, name: str = "small") -> dict[str, Any]:
 def metric_lines(folder: Path, name: str = "small") -> list[dict[str, Any]]:
     """Without what depends on the clock and the machine."""
     lines = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-    clock = ("seconds", "images_per_s", "data_wait", "memory_mib")
-    return [{k: v for k, v in line.items() if k not in clock} for line in lines]
+    return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
 
 
 def same_bits(a: Any, b: Any) -> bool:
