@@ -1,9 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval test lint drill gpu-check bench report clean
+.PHONY: help setup train eval test test-all quick mutants lint drill gpu-check bench report clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,9 +28,20 @@ lint: setup  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint  ## set up, then ruff, mypy and every test
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not interpreter"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m interpreter
+test: lint  ## set up, then ruff, mypy and every test that CI runs: 10 minutes on two cores
+	$(PYTEST) --durations=20 -m "not interpreter and not long"
+	TRITON_INTERPRET=1 $(PYTEST) --durations=20 -m "interpreter and not long"
+
+test-all: lint  ## the same with what is long by nature: every kernel for every GPU, the long drill
+	$(PYTEST) --durations=20 -m "not interpreter"
+	TRITON_INTERPRET=1 $(PYTEST) --durations=20 -m interpreter
+	$(BIN)/python scripts/drill.py
+
+quick: setup  ## 2 minutes: the tests of what changed, or of a room: ROOM=data
+	$(PYTEST) -m "not interpreter and not long and not slow" $(or $(ROOM:%=tests/%),$$($(BIN)/python scripts/changed_rooms.py))
+
+mutants: setup  ## plant the faults of tests/faults and print those that no test sees; ARGS="data --only seed"
+	$(BIN)/python scripts/mutants.py $(ARGS)
 
 drill: setup  ## do to runs what machines do to them, and say what was lost; ARGS="only=[kill]"
 	$(BIN)/python scripts/drill.py $(ARGS)

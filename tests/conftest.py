@@ -1,5 +1,10 @@
 """Where Triton kernels run: in Triton's interpreter with TRITON_INTERPRET=1, else on a GPU, else nowhere."""
 
+import os
+
+# Read when torch is imported, here and in all that tests start: workers of pytest-xdist share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

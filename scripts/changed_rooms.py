@@ -1,0 +1,35 @@
+"""Prints the folders of tests for what changed since the last commit, or in it if nothing changed since.
+
+A change below dkcls/ROOM/ is tested in tests/ROOM/, if there is such a folder; anything else by the tests of imports
+and configs.
+"""
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ALWAYS = ("tests/test_imports.py", "tests/configs")
+
+
+def changed_files() -> list[str]:
+    def git(*words: str) -> list[str]:
+        return subprocess.check_output(["git", *words], cwd=ROOT, text=True).splitlines()
+
+    changed = git("diff", "--name-only", "HEAD")
+    changed += git("ls-files", "--others", "--exclude-standard")
+    return changed or git("diff", "--name-only", "HEAD~1", "HEAD")
+
+
+def rooms(files: list[str]) -> list[str]:
+    """Return paths below the project's root."""
+    found = []
+    for file in map(Path, files):
+        if file.parts[0] == "tests" and file.name.startswith("test_") and (ROOT / file).exists():
+            found.append(str(file))
+        elif file.parts[0] in ("dkcls", "tests") and any((ROOT / "tests" / file.parts[1]).glob("test_*.py")):
+            found.append(f"tests/{file.parts[1]}")
+    return sorted({*ALWAYS, *found})
+
+
+if __name__ == "__main__":
+    print(*rooms(changed_files()))
