@@ -1,7 +1,6 @@
 """The gather kernels: numerics in Triton's interpreter or on a GPU, resources for every target."""
 
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,8 +10,9 @@ from dkcls.ops import deform_kernel2d
 from dkcls.ops.deform_kernel import triton_dot_host, triton_gather
 from dkcls.ops.geometry import make_geometry
 from dkcls.ops.sass import count_instructions
-from dkcls.ops.triton_support import TARGETS, KernelSpec, compile_spec, resources
+from dkcls.ops.triton_support import TARGETS, KernelSpec, compile_spec
 from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors, run
+from tests.ops.compiled import has_atomics, shipped, spills
 
 interpreter = pytest.mark.interpreter
 HALF = [
@@ -167,22 +167,14 @@ def test_partial_sums_of_a_large_layer_are_small(scope, kernel_offset, dtype, mo
     assert arguments["partial"].numel() * 4 <= 64 * 2**20
 
 
-SHIPPED = [pytest.param(arch, spec, id=f"{arch}: {spec.name}") for arch in TARGETS for spec in triton_gather.shipped(arch)]
-
-
 @pytest.mark.compile
-@pytest.mark.parametrize(("arch", "spec"), SHIPPED)
+@pytest.mark.parametrize(("arch", "spec"), shipped(triton_gather.shipped))
 def test_compiles_without_spills_and_with_atomics_only_in_the_scatter(arch, spec):
     compiled = compile_spec(spec, TARGETS[arch])
-    if arch.startswith("sm_"):
-        assert resources(compiled).stack == 0
-        if arch == "sm_80":
-            assert count_instructions(compiled, spec).per_element > 0  # its loops are those that the report weighs
-        atomics = re.search(r"\b(atom|red)\.", compiled.asm["ptx"])
-    else:
-        assert re.search(r"\.vgpr_spill_count:\s+0\b", compiled.asm["amdgcn"])
-        atomics = "atomic" in compiled.asm["amdgcn"]
-    assert bool(atomics) == (", scatter" in spec.name)
+    assert not spills(arch, compiled)
+    assert has_atomics(arch, compiled) == (", scatter" in spec.name)
+    if arch == "sm_80":
+        assert count_instructions(compiled, spec).per_element > 0  # its loops are those that the report weighs
 
 
 @pytest.mark.compile

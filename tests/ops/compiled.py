@@ -1,0 +1,34 @@
+"""Kernels compiled for GPUs that need not be there: which of them `make test` compiles, and what they must not need."""
+
+import re
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from dkcls.ops.triton_support import TARGETS, KernelSpec, resources
+
+
+def shipped(specs: Callable[[str], Iterable[KernelSpec]]) -> list:
+    """Return the parameters (arch, spec): each kernel for one target in turn, and marked `long` for the others."""
+    by_name: dict[str, list[tuple[str, KernelSpec]]] = {}
+    for arch in TARGETS:
+        for spec in specs(arch):
+            by_name.setdefault(spec.name, []).append((arch, spec))
+    parameters = []
+    for number, (name, pairs) in enumerate(by_name.items()):
+        for place, (arch, spec) in enumerate(pairs):
+            marks = [] if place == number % len(pairs) else [pytest.mark.long]
+            parameters.append(pytest.param(arch, spec, id=f"{arch}: {name}", marks=marks))
+    return parameters
+
+
+def spills(arch: str, compiled) -> bool:
+    if arch.startswith("sm_"):
+        return resources(compiled).stack != 0
+    return not re.search(r"\.vgpr_spill_count:\s+0\b", compiled.asm["amdgcn"])
+
+
+def has_atomics(arch: str, compiled) -> bool:
+    if arch.startswith("sm_"):
+        return bool(re.search(r"\b(atom|red)\.", compiled.asm["ptx"]))
+    return "atomic" in compiled.asm["amdgcn"]
