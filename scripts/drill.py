@@ -62,8 +62,7 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     if unknown := set(arguments.only) - DRILLS.keys():
         raise cli.UserError(f"only must be of {', '.join(DRILLS)}, got {', '.join(unknown)}")
-    left_out = {"kill_rank"} if arguments.short else set()  # a rank that hangs is killed in the end, and all start again
-    chosen = arguments.only or [name for name in DRILLS if name not in left_out]
+    chosen = arguments.only or list(DRILLS)
     with tempfile.TemporaryDirectory(prefix="drill-") as temporary:
         folder = Path(arguments.folder or temporary).resolve()
         folder.mkdir(parents=True, exist_ok=True)

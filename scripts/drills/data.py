@@ -84,7 +84,8 @@ def workers_and_files(lab: Lab) -> Row:
     expected = lab.expected(*overrides, **cache)
     for restarts in (3, 0)[: lab.many(2, 1)]:
         folder = lab.folder / f"worker{restarts}"
-        process = start(folder, *overrides, f"data.worker_restarts={restarts}", **cache)
+        begin = start_imported if lab.short else start
+        process = begin(folder, *overrides, f"data.worker_restarts={restarts}", **cache)
         wait_for_step(folder, process, 6)
         os.kill(lab.random.choice(_loaders_of(process)), signal.SIGKILL)
         words = ("a process that loads data died (pid ", "started again" if restarts else "use fewer workers or restart")

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 from .lab import (
@@ -87,9 +88,10 @@ def kill_rank(lab: Lab) -> Row:
     """kill -9 of one of two ranks; torchrun starts both again. Ten kills a run, as far as it goes."""
     row = Row("kill -9 of one of two ranks under torchrun --max-restarts")
     runs = 0
+    length = SHORT if lab.short else TWICE
     while row.tried < lab.many(20, 1):
         folder, killed = lab.folder / f"run{runs}", 0
-        process = start(folder, *TWICE, f"data.workers={runs % 2}", ranks=2, restarts=10)
+        process = start(folder, *length, f"data.workers={runs % 2}", ranks=2, restarts=10)
         while killed < lab.many(10, 1) and _both_train(lab, folder, process):
             os.kill(lab.random.choice(process.ranks()), signal.SIGKILL)
             killed += 1
@@ -98,7 +100,7 @@ def kill_rank(lab: Lab) -> Row:
         if process.wait():
             row.fail([f"torchrun ended with {process.code}: {process.said()[-1500:]}"])
         else:
-            row.fail(differences(folder, lab.expected(*TWICE, ranks=2)))
+            row.fail(differences(folder, lab.expected(*length, ranks=2)))
         runs += 1
     return row
 
@@ -115,6 +117,10 @@ def _wait_for_words(process: Process, words: str, times: int) -> None:
     until(lambda: process.said().count(words) >= times, process)
 
 
+def _wait_for_end(process: Process, rank: int) -> None:
+    until(lambda: rank not in process.ranks())
+
+
 def signals(lab: Lab) -> Row:
     """Asked to stop by a signal, a run saves, ends with its own code and goes on; one run of one rank, and one of two."""
     row = Row("SIGTERM, SIGINT once and twice; to the process, to its group, to torchrun")
@@ -124,7 +130,8 @@ def signals(lab: Lab) -> Row:
     length = SHORT if lab.short else TWICE
     for number, (ranks, what, to_group) in enumerate(asks):
         folder = lab.folder / f"ranks{ranks}"
-        process = start(folder, *length, f"data.workers={2 - number % 2 * 2}", ranks=ranks)
+        begin = start_imported if lab.short else partial(start, ranks=ranks)
+        process = begin(folder, *length, f"data.workers={2 - number % 2 * 2}")
         wait_for_step(folder, process, step_of(folder) + 1)
         time.sleep(0.2 * lab.random.random())
         send = os.killpg if to_group else os.kill
@@ -158,14 +165,14 @@ def _stopped(folder: Path, code: int, said: str, what: str, ranks: int) -> list[
 
 def hang(lab: Lab) -> Row:
     """SIGSTOP of a rank: found by the others, who name it and end; torchrun then starts all again."""
-    timeout, length = lab.many(20, 12), SHORT if lab.short else TWICE
+    timeout, length = lab.many(20, 8), SHORT if lab.short else TWICE
     row = Row(f"a rank hangs (SIGSTOP), train.timeout={timeout}")
     ranks, folder = [1, 0, 1][: lab.many(3, 1)], lab.folder / "run"
     process = start(folder, *length, f"train.timeout={timeout}", ranks=2, restarts=len(ranks))
     for rank in ranks:
         if not _both_train(lab, folder, process):
             break
-        pid = process.ranks()[rank]
+        pid, other = process.ranks()[rank], process.ranks()[1 - rank]
         os.kill(pid, signal.SIGSTOP)
         stopped = time.monotonic()
         _wait_for_words(process, "not been heard of", row.tried + 1)
@@ -174,6 +181,7 @@ def hang(lab: Lab) -> Row:
         problems = [] if named else [f"does not name rank {rank}: {process.said()[-1000:]}"]
         row.check(problems + ([f"found after {seconds:.1f} s"] if seconds > timeout else []), f"rank {rank}")
         if lab.short:
+            _wait_for_end(process, other)  # by itself
             os.kill(pid, signal.SIGKILL)  # as torchrun does after half a minute
         until(lambda: len(process.ranks()) < 2, process)
     if process.wait():

@@ -14,7 +14,7 @@ def test_nothing_is_lost(tmp_path):
     done = subprocess.run([sys.executable, script, "short=true"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 11
+    assert len(rows) == 12
     assert all(row.endswith("| nothing |") for row in rows)
 
 
