@@ -4,6 +4,7 @@ A change below dkcls/ROOM/ is tested in tests/ROOM/, if there is such a folder; 
 and configs.
 """
 
+import argparse
 import subprocess
 from pathlib import Path
 
@@ -32,4 +33,5 @@ def rooms(files: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(*rooms(changed_files()))
