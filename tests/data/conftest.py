@@ -1,6 +1,20 @@
+import multiprocessing
+import signal
+from multiprocessing import forkserver
+
 import pytest
 
 from tests.data.common import make_folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server():
+    """Started before the first loader starts it, with timm too, which each worker that erases would import by itself."""
+    # A shell has what runs in the background ignore Ctrl-C, and workers would inherit that.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    multiprocessing.set_forkserver_preload(["dkcls.data", "timm.data.random_erasing"])
+    forkserver.ensure_running()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from dkcls.data import create_dataset, create_loader
 from dkcls.data.base import DataError
+from dkcls.data.check import check
 from dkcls.data.coco import CocoDetection
 from tests.data.common import assert_same_batches, batches_from
 
@@ -82,9 +83,10 @@ def told_boxes(target):
 
 
 def test_evaluation_has_every_image_as_it_is(shared):
-    dataset = CocoDetection(shared, "val")
+    dataset = CocoDetection(shared, "val", hflip=1.0)  # of training alone
     batch, bad = load_all(dataset)
     assert (len(dataset), bad, dataset.notes, dataset.channels) == (9, [], (), 3)
+    assert dataset.areas == (1024, 9216)
     assert dataset.class_names == ["kind 1", "kind 5", "kind 9"]
     assert [dataset.category_id(label) for label in (1, 2, 3)] == [1, 5, 9]
     assert [dataset.image_id(index) for index in range(9)] == list(range(100, 91, -1))
@@ -94,7 +96,8 @@ def test_evaluation_has_every_image_as_it_is(shared):
         assert dataset.size(index) == PICTURES[index][:2]
         assert (image.dtype, target["boxes"].dtype, target["labels"].dtype) == (torch.uint8, torch.float32, torch.int64)
         assert target["boxes"].shape == (len(PICTURES[index][2]), 4)
-        assert seen_boxes(image) == told_boxes(target)
+        written = [(label, x, y, x + w, y + h) for label, (x, y, w, h) in enumerate(PICTURES[index][2], 1)]
+        assert seen_boxes(image) == told_boxes(target) == written
 
 
 def test_training_leaves_out_images_without_objects_and_mirrors_boxes_with_their_images(shared):
@@ -172,6 +175,15 @@ def test_a_missing_area_is_that_of_the_box_and_a_missing_iscrowd_is_0(tmp_path):
         del row["area"], row["iscrowd"]
     rows = CocoDetection(write(tmp_path, content)).coco()["annotations"]
     assert all((row["area"], row["iscrowd"]) == (row["bbox"][2] * row["bbox"][3], 0) for row in rows)
+
+
+def test_check_counts_every_object(tmp_path):
+    content = content_of()
+    for row in content["annotations"]:
+        row["category_id"] = 5
+    report = check(CocoDetection(write(tmp_path, content)), workers=0)
+    assert report.counts.tolist() == [0, 11, 0]
+    assert report.sides.tolist() == [[height, width] for height, width, _ in PICTURES]
 
 
 def test_groups_tell_portrait_from_landscape(shared, tmp_path):

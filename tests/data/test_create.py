@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.datasets
+from PIL import Image
 
 from dkcls.data import DATASETS, create_dataset, create_loader
 from dkcls.data.create import DETECTION_SETS
@@ -70,6 +71,88 @@ def test_torchvisions_images_are_not_changed_by_an_evaluation_at_their_size(root
     batch = dataset.load(np.array([4, 2])).batch
     assert torch.equal(batch.images, dataset.images[[4, 2]])
     assert batch.targets.tolist() == [4, 2]
+
+
+@pytest.fixture
+def cifar(monkeypatch):
+    """Five images of noise in CIFAR-10's place, [N, H, W, C]."""
+    data = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    source = SimpleNamespace(data=data, targets=[3, 1, 4, 1, 5], classes=list("abcdefghij"))
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", lambda root, train, download: source)
+    return data
+
+
+def test_images_of_cifar_stand_upright(cifar):
+    batch = create_dataset("cifar10", ".", "val", crop_ratio=1.0).load(np.array([4, 2])).batch
+    assert (batch.images.numpy() == np.moveaxis(cifar[[4, 2]], 3, 1)).all()
+    assert batch.targets.tolist() == [5, 4]
+
+
+@pytest.mark.usefixtures("cifar")
+def test_crops_of_cifar_are_others_for_every_seed_and_epoch():
+    def pixels(seed, epoch, training=True):
+        dataset = create_dataset("cifar10", ".", training=training, seed=seed)
+        return dataset.load(np.arange(5), epoch).batch.images.numpy().tobytes()
+
+    assert len({pixels(0, 0), pixels(1, 0), pixels(0, 1), pixels(1, 1)}) == 4
+    assert pixels(1, 1) == pixels(1, 1)
+    assert pixels(1, 1, training=False) == pixels(0, 0, training=False)
+
+
+@pytest.fixture(scope="module")
+def plain_images(tmp_path_factory):
+    """0: grey of level 100; 1: red is the column and green the row, 256 x 256."""
+    folder = tmp_path_factory.mktemp("plain") / "train" / "class0"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (64, 64), (100, 100, 100)).save(folder / "grey.png")
+    rows, columns = np.mgrid[:256, :256].astype(np.uint8)
+    Image.fromarray(np.stack([columns, rows, 0 * rows], axis=2)).save(folder / "ramps.png")
+    return folder.parents[1]
+
+
+def augmented(root, index, epoch=0, **options):
+    """float64 [3, 32, 32]"""
+    options = {"hflip": 0.0, "color_jitter": 0.0, **options}
+    dataset = create_dataset("imagefolder", root, training=True, image_size=32, **options)
+    return dataset.load(np.array([index]), epoch).batch.images[0].double().numpy()
+
+
+@pytest.mark.parametrize(
+    ("scale", "ratio", "width", "height"),
+    [(1, 1, 256, 256), (1 / 4, 1, 128, 128), (1 / 16, 1, 64, 64), (1 / 4, 4, 256, 64), (1 / 4, 1 / 4, 64, 256)],
+)
+def test_scale_and_ratio_are_those_of_the_crop(plain_images, scale, ratio, width, height):
+    for epoch in range(3):
+        red, green, _ = augmented(plain_images, 1, epoch, scale=(scale, scale), ratio=(ratio, ratio))
+        # Between pixels that the border has no part in; 32 pixels are the crop's side.
+        assert np.mean(red[:, 29] - red[:, 2]) * 32 / 27 == pytest.approx(width, abs=1)
+        assert np.mean(green[29] - green[2]) * 32 / 27 == pytest.approx(height, abs=1)
+
+
+def test_hflip_is_the_probability_of_a_mirrored_image(plain_images):
+    def share(hflip):
+        images = [augmented(plain_images, 1, epoch, hflip=hflip) for epoch in range(60)]
+        return np.mean([red[0, 0] > red[0, -1] for red, _, _ in images])
+
+    assert (share(0.0), share(1.0)) == (0, 1)
+    assert 0.1 < share(0.25) < 0.4
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.1, 1.0])
+def test_color_jitter_is_the_range_of_the_brightness(plain_images, strength):
+    """Of an image in one grey, contrast and saturation change nothing."""
+    images = np.stack([augmented(plain_images, 0, epoch, color_jitter=strength) for epoch in range(40)])
+    levels = images[:, 0, 0, 0]
+    assert (images == levels[:, None, None, None]).all()
+    assert 70 * strength <= abs(levels - 100).max() <= 100 * strength + 0.5
+
+
+@pytest.mark.parametrize("option", [{"rand_augment": "rand-m9-n2"}, {"erase_prob": 1.0}])
+def test_timms_augmentations_change_images_only_if_asked_for(plain_images, option):
+    plain, changed = (augmented(plain_images, 1, scale=(1, 1), ratio=(1, 1), **options) for options in ({}, option))
+    assert not np.array_equal(plain, changed)
+    still = create_dataset("imagefolder", plain_images, image_size=32, crop_ratio=1.0, **option)  # not in training
+    assert np.array_equal(still.load(np.array([1])).batch.images[0].numpy(), plain)
 
 
 def test_synthetic_images_tell_their_class():

@@ -97,6 +97,13 @@ def test_objects_are_within_the_canvas_and_hardly_overlap():
     assert overlapping > 50
 
 
+def test_objects_come_up_to_every_edge():
+    dataset = DeformedDetection(objects=(1, 1), object_scale=(2.4, 2.4), object_rotation=(0.0, 0.0), length=300)
+    boxes = torch.cat([target["boxes"] for target in dataset.load(np.arange(300)).batch.targets])
+    assert boxes.amin(0)[:2].tolist() == [0, 0]
+    assert boxes.amax(0)[2:].tolist() == [96, 96]
+
+
 def test_an_object_without_a_place_is_left_out(monkeypatch):
     monkeypatch.setattr(module, "_COVERED", 0.0)
     dataset = DeformedDetection(objects=(3, 3), object_scale=(2.2, 2.2), length=40)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import dkcls.data
-from dkcls.data.deformed_fashion import DeformedFashion
+from dkcls.data.deformed_fashion import DeformedFashion, Factors
+from dkcls.data.draws import bits, sample_keys, uniforms
 
 SPLITS = ("train", "val", "test")
 
@@ -50,6 +51,36 @@ def test_evaluation_is_the_same_for_every_seed_and_epoch(split):
     index = np.arange(20)
     first = DeformedFashion(split, seed=0).load(index, epoch=0).batch.images
     assert torch.equal(DeformedFashion(split, seed=7).load(index, epoch=9).batch.images, first)
+
+
+def splitmix64(state):
+    """The hash of Steele, Lea and Flood (2014), in whole numbers."""
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+    return state ^ (state >> 31)
+
+
+def draw(seed, epoch, index, number):
+    """64 random bits: one draw of a sample."""
+    state = 0
+    for part in (seed, epoch, index):
+        state = splitmix64((state + 0x9E3779B97F4A7C15 * (part + 1)) % 2**64)
+    return splitmix64((state + 0x9E3779B97F4A7C15 * (number + 1)) % 2**64)
+
+
+def test_draws_are_splitmix64s():
+    keys = sample_keys(3, 7, np.array([0, 11]))
+    for first in (0, 1, 1000):
+        expected = [[draw(3, 7, index, first + number) for number in range(4)] for index in (0, 11)]
+        assert bits(keys, first, 4).tolist() == expected
+        assert uniforms(keys, first, 4) == pytest.approx(np.array(expected, float) / 2**64, abs=1e-15)
+
+
+@pytest.mark.parametrize(("split", "seed"), [("train", 0), ("val", 1), ("test", 2)])
+def test_every_split_has_factors_of_its_own_for_evaluation(split, seed):
+    factors = DeformedFashion(split, seed=5).factors(np.arange(6), epoch=2)
+    shares = [draw(seed, 0, index, 1) / 2**64 for index in range(6)]
+    assert factors.rotation == pytest.approx([-60 + 120 * share for share in shares])
 
 
 def test_factors_fill_their_ranges():
@@ -109,6 +140,26 @@ def test_noise_and_clutter():
     cluttered = DeformedFashion(**still, noise=0.0, clutter=3).load(np.arange(200)).batch.images.float()
     assert (cluttered >= plain).all()
     assert 0.01 < (cluttered > plain).float().mean() < 3 * 64 / 48**2
+
+
+def test_clutter_has_nothing_to_do_with_the_factors():
+    still = {"image_size": 48, "object_scale": (0.3, 0.5), "noise": 0.0}
+    numbers = np.arange(400)
+    plain, cluttered = (DeformedFashion(**still, clutter=n).load(numbers).batch.images for n in (0, 1))
+    added = (cluttered.int() - plain.int())[:, 0].numpy().astype(float)
+    seen = added.sum((1, 2)) > 0
+    axis = np.arange(48)
+    mass = added[seen].sum((1, 2))
+    place = [(added[seen].sum(side) * axis).sum(1) / mass for side in (1, 2)]
+    factors = np.stack(DeformedFashion(**still).factors(numbers))[:, seen]
+    assert seen.sum() > 200
+    assert np.abs(np.corrcoef([*place, *factors])[:2, 2:]).max() < 0.2
+
+
+def test_the_mask_is_where_the_image_is_brighter_than_32():
+    dataset = DeformedFashion(image_size=28)
+    _, masks = dataset.render(np.arange(50), Factors(np.ones(50), *np.zeros((3, 50))))
+    assert (masks.numpy() == (dataset.images[:50] > 32)).all()
 
 
 @pytest.mark.parametrize(

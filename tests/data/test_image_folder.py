@@ -4,6 +4,7 @@ import logging
 import os
 import pickle
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,10 +75,10 @@ def test_the_list_is_remembered_until_a_folder_changes(folder, monkeypatch):
     make_old(folder)
     first = dataset_of(folder)
     assert first.index.path is not None
-    monkeypatch.setattr(module, "scan", lambda folder: pytest.fail("listed again"))
-    again = dataset_of(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "scan", lambda folder: pytest.fail("listed again"))
+        again = dataset_of(folder)
     assert [again.name(i) for i in range(len(again))] == [first.name(i) for i in range(len(first))]
-    monkeypatch.undo()
     photograph(9).save(nested / "new.jpg")
     assert len(dataset_of(folder)) == 23
     (folder / "train" / "class1" / "001.jpg").unlink()
@@ -92,12 +93,28 @@ def test_a_folder_that_changed_just_now_is_not_remembered(folder, cache):
 
 
 def test_only_the_last_lists_are_kept(folder, cache):
+    paths = []
     for number in range(5):
         photograph(number).save(folder / "train" / "class0" / f"new{number}.jpg")
         make_old(folder)
         os.utime(folder / "train", (OLD + number, OLD + number))
-        dataset_of(folder)
-    assert len(list(cache.glob("*"))) == 3
+        paths.append(dataset_of(folder).index.path)
+    assert sorted(cache.glob("*")) == paths[2:]
+
+
+def test_a_list_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    path = tmp_path / "x.index"
+    FileIndex.build([b"before"], [0], {}).save(path)
+
+    def write_half(file, data):
+        with file.open("wb") as opened:
+            opened.write(data[: len(data) // 2])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(OSError, match="No space left"):
+        FileIndex.build([b"after"], [0], {}).save(path)
+    assert FileIndex.open(path).name(0) == b"before"
 
 
 def test_a_damaged_list_is_made_anew(folder, cache):
@@ -163,11 +180,26 @@ def test_bad_files_are_named_counted_logged_once_and_replaced(folder, workers, c
     assert sorted(indices) == sorted([i for i in range(27) if i not in bad] + [bad[-1] + 1] * 5)
     assert loader.bad_files.share == pytest.approx(5 / 27)
     assert not loader.bad_files.exceeded
-    again = create_loader(dataset, 9, training=True, bad_limit=0.1)
-    again.bad_files.load_state(loader.bad_files.state())
+
+
+def test_bad_files_found_before_a_restart_within_an_epoch_count_on(folder):
+    bad = [folder / "train" / name for name in ("class0/000.jpg", "class1/010.jpg", "class2/020.jpg")]
+    for path in bad:
+        path.write_bytes(b"")
+
+    def loader():
+        return create_loader(dataset_of(folder, training=True), 11, training=True, bad_limit=0.1)
+
+    first, again = loader(), loader()
+    next(iter(first))
+    assert 0 < first.bad_files.count < 3  # some before the restart and some after it
+    assert not first.bad_files.exceeded
+    again.bad_files.load_state(first.bad_files.state())
     again.set_state(0, 1)
-    next(iter(again))  # within the same epoch: what was found in it counts on
-    assert (again.bad_files.names, again.bad_files.share) == (loader.bad_files.names, loader.bad_files.share)
+    list(again)
+    assert again.bad_files.names == [f"{path}: empty file" for path in bad]
+    assert again.bad_files.share == pytest.approx(3 / 22)
+    assert again.bad_files.exceeded
 
 
 def test_too_many_bad_files_set_a_flag(folder):
@@ -182,8 +214,13 @@ def test_an_evaluation_leaves_bad_files_out(folder):
     break_files(folder)
     dataset = dataset_of(folder)
     loader = create_loader(dataset, 4, training=False)
-    indices = torch.cat([batch.indices for batch in loader]).tolist()
+    batches = list(loader)
+    indices = torch.cat([batch.indices for batch in batches]).tolist()
     assert sorted(indices) == [i for i in range(27) if os.path.basename(dataset.name(i))[0] not in "abcde"]
+    for batch in batches:
+        alone = [dataset.load(np.array([index])).batch for index in batch.indices]
+        assert torch.equal(batch.images, torch.cat([one.images for one in alone]))
+        assert torch.equal(batch.targets, torch.cat([one.targets for one in alone]))
     assert loader.bad_files.count == 5
 
 

@@ -1,14 +1,17 @@
 """Batches are a function of (seed, epoch, position) and the rank: not of the workers, nor of what was read before."""
 
+import multiprocessing
 import os
+import select
 import signal
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dkcls.data import Normalize, create_dataset, create_loader
-from dkcls.data.base import Batch, ImageDataset, Loaded
+from dkcls.data.base import BadFile, Batch, ImageDataset, Loaded
 from tests.data.common import assert_same_batches, batches_from
 
 
@@ -29,7 +32,7 @@ class Numbers(ImageDataset):
 
 
 def training_set(name, folder):
-    options = {"deformed_fashion": {}, "imagefolder": {"root": folder, "image_size": 20, "erase_prob": 0.5}}[name]
+    options = {"deformed_fashion": {"length": 400}, "imagefolder": {"root": folder, "image_size": 20, "erase_prob": 0.5}}[name]
     return create_dataset(name, training=True, seed=5, **options)
 
 
@@ -37,7 +40,7 @@ def training_set(name, folder):
 @pytest.mark.parametrize("name", ["deformed_fashion", "imagefolder"])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_restart_within_an_epoch_is_exact_with_any_number_of_workers(name, workers, shared_folder):
-    options = {"batch_size": 2 if name == "imagefolder" else 1500, "accumulation": 2, "training": True, "seed": 3}
+    options = {"batch_size": 2 if name == "imagefolder" else 24, "accumulation": 2, "training": True, "seed": 3}
     dataset = training_set(name, shared_folder)
     first = create_loader(dataset, **options)
     whole = {epoch: batches_from(first, epoch, 0) for epoch in (0, 1)}
@@ -90,6 +93,13 @@ def test_the_global_generators_are_left_alone(workers, shared_folder):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """torch looks after silent workers every 5 seconds."""
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("length", [10, 10_000])
 def test_a_killed_worker_is_named(length):
     loader = create_loader(Numbers(length), 2, training=True, workers=1)
@@ -101,18 +111,97 @@ def test_a_killed_worker_is_named(length):
         list(batches)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("restarts", [1, 2])
 def test_killed_workers_are_started_again(restarts):
     options = {"batch_size": 2, "accumulation": 2, "training": True}
     expected = list(create_loader(Numbers(100), **options))
     loader = create_loader(Numbers(100), workers=2, worker_restarts=restarts, **options)
+    assert_same_batches(batches_with_kills(loader, (5, 30)[:restarts]), expected)
+    assert loader.worker_restarts == 0
+
+
+def batches_with_kills(loader, after):
+    """Kills the last worker after these numbers of batches."""
     found = []
     for batch in loader:
         found.append(batch)
-        if len(found) in (5, 30)[:restarts]:
-            os.kill(loader._loader._iterator._workers[1].pid, signal.SIGKILL)
-    assert_same_batches(found, expected)
+        if len(found) in after:
+            worker = loader._loader._iterator._workers[-1]
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+    return found
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("training", "position"), [(True, 20), (False, 0), (False, 20)])
+def test_killed_workers_go_on_in_an_epoch_that_was_resumed_midway_and_in_an_evaluation(training, position):
+    options = {"batch_size": 2, "accumulation": 2 if training else 1, "training": training}
+    whole = list(create_loader(Numbers(100), **options))
+    loader = create_loader(Numbers(100), workers=1, worker_restarts=1, **options)
+    loader.set_state(0, position)
+    assert_same_batches(batches_with_kills(loader, (3,)), whole[position * options["accumulation"] :])
     assert loader.worker_restarts == 0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_ctrl_c_does_not_end_workers():
+    expected = list(create_loader(Numbers(60), 2, training=True))
+    loader = create_loader(Numbers(60), 2, training=True, workers=1)
+    batches = iter(loader)
+    found = [next(batches)]
+    os.kill(loader._loader._iterator._workers[0].pid, signal.SIGINT)
+    assert_same_batches([*found, *batches], expected)
+
+
+def hold_a_worker(connection):
+    """What a run does: it has a worker, tells its number, and stays."""
+    loader = create_loader(Numbers(100), 2, training=True, workers=1)
+    next(iter(loader))
+    connection.send(loader._loader._iterator._workers[0].pid)
+    connection.recv()
+
+
+def test_workers_end_when_the_run_is_killed():
+    context = multiprocessing.get_context("forkserver")
+    ours, its = context.Pipe()
+    run = context.Process(target=hold_a_worker, args=(its,))
+    run.start()
+    assert ours.poll(60)
+    worker = ours.recv()
+    end = os.pidfd_open(worker)
+    try:
+        assert select.select([end], [], [], 0)[0] == []
+        run.kill()
+        run.join()
+        assert select.select([end], [], [], 5)[0] == [end]
+    except AssertionError:
+        signal.pidfd_send_signal(end, signal.SIGKILL)
+        raise
+    finally:
+        os.close(end)
+
+
+def test_the_order_is_that_of_the_seed():
+    assert [batch.indices.tolist() for batch in create_loader(Numbers(9), 3, training=True, seed=2)] == [
+        [1, 6, 8],
+        [3, 5, 4],
+        [2, 7, 0],
+    ]
+
+
+class EveryFifthIsBad(Numbers):
+    def load(self, indices, epoch=0):
+        return super().load(indices)._replace(bad=[BadFile(i, f"{i}: bad") for i in indices.tolist() if i % 5 == 0])
+
+
+@pytest.mark.parametrize(("training", "reads"), [(True, 48), (False, 50)])
+def test_the_share_of_bad_files_is_of_what_the_rank_reads(training, reads):
+    for rank in (0, 1):
+        loader = create_loader(EveryFifthIsBad(100), 4, training=training, rank=rank, world_size=2)
+        indices = torch.cat([batch.indices for batch in loader])
+        assert len(indices) == reads
+        assert loader.bad_files.share == (indices % 5 == 0).sum().item() / reads > 0.1
 
 
 class Failing(Numbers):
@@ -122,8 +211,11 @@ class Failing(Numbers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_other_errors_come_through(workers):
+    loader = create_loader(Failing(8), 2, training=True, workers=workers)
     with pytest.raises(RuntimeError, match="out of order"):
-        list(create_loader(Failing(8), 2, training=True, workers=workers))
+        list(loader)
+    if workers:  # else the garbage collector does it, and waits for 5 seconds
+        loader._loader._iterator._shutdown_workers()
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,22 @@ def test_grouped_batches_come_in_another_order_in_every_epoch_and_no_image_is_le
     assert len({tuple(GROUPS[batch[0]] for batch in batches) for batches in epochs}) > 4
 
 
+def test_grouped_batches_keep_the_order_of_the_epoch_not_of_the_files():
+    order = np.concatenate(indices(TrainSampler(61, 4, 1, 0, 1, seed=1))).tolist()
+    of_group = [[index for index in order if GROUPS[index] == group] for group in (0, 1)]
+    whole = [members[: len(members) // 4 * 4] for members in of_group]
+    rests = [members[len(members) // 4 * 4 :] for members in of_group]
+    expected = np.reshape([*whole[0], *whole[1], *rests[0], *rests[1]], (-1, 4)).tolist()
+    assert sorted(indices(grouped(4))) == sorted(expected)
+    assert indices(grouped(4)) != expected
+
+
+def test_a_position_skips_batches_of_an_evaluation():
+    sampler = EvalSampler(23, 5, 1, 2)
+    sampler.position = 1
+    assert indices(sampler) == [[16, 17, 18, 19, 20], [21, 22]]
+
+
 def test_a_position_skips_whole_steps_of_groups():
     sampler = grouped(3, accumulation=2, rank=1, world_size=2, epoch=4)
     whole = indices(sampler)

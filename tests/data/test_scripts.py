@@ -1,9 +1,13 @@
 """The commands, as a user calls them."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import torch
 from PIL import Image
 
 from tests.data.test_coco import write as write_coco
@@ -11,11 +15,26 @@ from tests.data.test_coco import write as write_coco
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Runs a script as Python does, but in this process, which has imported torch already."""
+
+    def call(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        try:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        stdout, stderr = capfd.readouterr()
+        return SimpleNamespace(returncode=code, stdout=stdout, stderr=stderr)
+
+    threads = torch.get_num_threads()
+    yield call
+    torch.set_num_threads(threads)
 
 
-def test_check_dataset_reports_what_is_there(folder, tmp_path):
+def test_check_dataset_reports_what_is_there(run, folder, tmp_path):
     (folder / "val" / "class1" / "001.jpg").write_bytes(b"")
     result = run("scripts/check_dataset.py", f"root={folder}", "workers=0", f"output={tmp_path / 'bad.txt'}")
     assert result.returncode == 1, result.stderr
@@ -26,7 +45,7 @@ def test_check_dataset_reports_what_is_there(folder, tmp_path):
     assert (tmp_path / "bad.txt").read_text() == f"{folder / 'val' / 'class1' / '001.jpg'}: empty file\n"
 
 
-def test_pack_tar_then_check(folder, tmp_path):
+def test_pack_tar_then_check(run, folder, tmp_path):
     result = run("scripts/pack_tar.py", f"root={folder}", f"output={tmp_path / 'tar'}", "shard=10")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
@@ -37,7 +56,7 @@ def test_pack_tar_then_check(folder, tmp_path):
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_check_dataset_knows_coco(tmp_path):
+def test_check_dataset_knows_coco(run, tmp_path):
     write_coco(write_coco(tmp_path), split="val2017", file="instances_val2017.json")
     good = run("scripts/check_dataset.py", f"root={tmp_path}", "workers=0")
     assert good.returncode == 0, good.stdout + good.stderr
@@ -51,14 +70,21 @@ def test_check_dataset_knows_coco(tmp_path):
 
 
 def test_a_wrong_root_is_one_sentence(tmp_path):
-    for script, extra in (("check_dataset", []), ("pack_tar", [f"output={tmp_path}"])):
-        result = run(f"scripts/{script}.py", f"root={tmp_path / 'nowhere'}", *extra)
-        assert result.returncode == 1
-        assert result.stderr.startswith(f"error: {tmp_path / 'nowhere'} must hold the folders train and val")
-        assert len(result.stderr.splitlines()) == 1
+    """In processes of their own, as a user has them; both at once."""
+    commands = [
+        [sys.executable, f"scripts/{script}.py", f"root={tmp_path / 'nowhere'}", *extra]
+        for script, extra in (("check_dataset", []), ("pack_tar", [f"output={tmp_path}"]))
+    ]
+    processes = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
+    for process in processes:
+        _, stderr = process.communicate()
+        assert process.returncode == 1
+        assert stderr.startswith(f"error: {tmp_path / 'nowhere'} must hold the folders train and val")
+        assert len(stderr.splitlines()) == 1
 
 
-def test_bench_data_runs():
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities of TorchVision are deprecated")
+def test_bench_data_runs(run):
     result = run("scripts/bench_data.py", "--images", "10", "--rounds", "1", "--workers", "0")
     assert result.returncode == 0, result.stderr
     assert "pixels differ from PIL's by at most 1 level" in result.stdout

@@ -42,6 +42,15 @@ def test_batches_are_those_of_the_folder(shared_folder, tmp_path, workers):
         assert_same_batches(some, others)
 
 
+def test_workers_open_files_of_their_own_after_the_parent_has_read(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path, "val", per_shard=3)
+    dataset = create_dataset("tar", tmp_path, "val", image_size=16)
+    expected = list(create_loader(dataset, 2, training=False))
+    found = create_loader(dataset, 2, training=False, workers=1)
+    assert_same_batches(list(found), expected)
+    assert found.bad_files.count == 0
+
+
 def test_shards_are_plain_tar_files(shared_folder, tmp_path):
     packed(shared_folder, tmp_path)
     with tarfile.open(tmp_path / "train-00000.tar") as archive:
@@ -75,6 +84,16 @@ def test_a_changed_folder_is_packed_again(folder, tmp_path):
     photograph(1).save(folder / "train" / "class2" / "zzz.jpg")
     packed(folder, tmp_path / "tar")
     assert len(create_dataset("tar", tmp_path / "tar")) == 23
+
+
+def test_an_image_that_moved_to_another_class_is_packed_again(folder, tmp_path):
+    packed(folder, tmp_path / "tar")
+    (folder / "train/class0/000.jpg").rename(folder / "train/class1/000.jpg")
+    packed(folder, tmp_path / "tar")
+    dataset = create_dataset("tar", tmp_path / "tar")
+    names = [dataset.index.name(index).decode() for index in range(22)]
+    assert names == sorted(str(path.relative_to(folder / "train")) for path in folder.glob("train/*/*"))
+    assert [dataset.target(index) for index in range(22)] == [int(name[5]) for name in names]
 
 
 def test_what_does_not_read_back_is_not_kept(shared_folder, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from timm.data import create_transform
+from timm.data.auto_augment import rand_augment_transform
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms import functional as TF
 
@@ -60,6 +61,16 @@ def test_training_crops_flips_and_nothing_else():
         assert torch.equal(ours, straight) != torch.equal(ours, straight.flip(-1))
         flips += torch.equal(ours, straight.flip(-1))
     assert 3 < flips < 17
+
+
+@pytest.mark.parametrize("hflip", [0.0, 1.0])
+def test_hflip_0_is_never_and_1_always(hflip):
+    image = tensor(photograph(2, 120, 90))
+    for key in range(8):
+        ours = TrainTransform(64, color_jitter=0.0, hflip=hflip)(Pixels(image), key)
+        top, left, h, w = random_crop_box(90, 120, (0.08, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(key))
+        straight = resize(image[:, top : top + h, left : left + w], 64, 64)
+        assert torch.equal(ours, straight.flip(-1) if hflip else straight)
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (333, 500), (256, 256), (100, 81), (224, 640)])
@@ -120,6 +131,19 @@ def test_timms_augmentations_are_a_function_of_the_key_and_leave_the_global_gene
     assert all(torch.equal(transform(Pixels(image), key), results[key]) for key in range(6))
     assert sum(not torch.equal(plain(Pixels(image), key), results[key]) for key in range(6)) >= 3
     assert all(result.shape == (3, 48, 48) and result.dtype == torch.uint8 for result in results)
+
+
+def test_rand_augment_is_timms_at_the_images_size_and_mean():
+    config, image = "rand-m9-n2-mstd0.5", tensor(photograph(7, 90, 70))
+    options = {"color_jitter": 0.0, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    plain, ours = TrainTransform(48, **options), TrainTransform(48, **options, rand_augment=config)
+    timms = rand_augment_transform(config, {"translate_const": 21, "img_mean": (124, 116, 104)})
+    for key in range(24):
+        random.seed(key)
+        np.random.seed(key)
+        torch.manual_seed(key)
+        expected = timms(Image.fromarray(plain(Pixels(image), key).permute(1, 2, 0).numpy()))
+        assert torch.equal(ours(Pixels(image), key), tensor(expected))
 
 
 def test_erasing_changes_a_part_only():
