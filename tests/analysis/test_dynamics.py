@@ -6,7 +6,7 @@ import torch
 
 from dkcls.analysis.dynamics import Dynamics, beside, collect_dynamics, explain, explain_control, variance_share
 from dkcls.analysis.dynamics_plots import Cloud, clouds, scope_row, taps_over_images
-from dkcls.analysis.taps import moves, read_scopes
+from dkcls.analysis.taps import Scope, moves, read_scopes
 from dkcls.layers import record_offsets
 from tests.models.common import awake, create, images, stir
 
@@ -30,6 +30,19 @@ def test_every_generator_is_heard(spatial, generators):
             torch.testing.assert_close(torch.from_numpy(said.values), mean, rtol=1e-4, atol=1e-5)
 
 
+def test_features_are_means_over_the_positions_that_the_generator_saw():
+    model, batch = stir(awake(create(spatial="local_dk"))), images(n=3)
+    seen = {}
+    for name, module in model.named_modules():
+        if name.endswith("kernel_generator"):
+            module.register_forward_hook(lambda module, args, out, name=name: seen.update({name: args[0].flatten(2)}))
+    found = collect_dynamics(model, [batch])
+    assert found.keys() == seen.keys()
+    for name, said in found.items():
+        expected = [[row.sum().item() / len(row) for row in image] for image in seen[name]]
+        np.testing.assert_allclose(said.features, expected, rtol=1e-3, atol=1e-5)
+
+
 def test_shares_of_variance():
     groups = np.repeat(np.arange(5), 20)
     noise = np.random.default_rng(0).standard_normal((100, 3))
@@ -48,6 +61,15 @@ def test_what_follows_class_and_what_follows_scale_are_told_apart():
     assert of_class.class_accuracy > 0.95 > 0.1 > of_class.scale_r2
     assert of_scale.scale_share > 0.9 > 0.1 > of_scale.class_share
     assert of_class.class_share > 0.9 > 0.1 > of_class.scale_share
+
+
+def test_models_are_scored_on_images_that_they_were_not_fitted_on():
+    """With as many dimensions as images, noise explains what it was fitted on, and nothing else."""
+    generator = np.random.default_rng(0)
+    classes, scales = np.tile(np.repeat(np.arange(2), 2), 50), generator.uniform(0.4, 1.1, 200)
+    noise = explain(generator.standard_normal((200, 100)), classes, scales)
+    assert noise.scale_r2 < 0
+    assert noise.class_accuracy < 0.7
 
 
 def test_the_control_is_of_the_same_size_and_knows_what_the_features_know():
@@ -78,6 +100,62 @@ def test_taps_rest_on_the_grid_and_stay_in_the_scope():
         assert squares == pytest.approx(parts["from rest"] ** 2, rel=1e-4)
         assert parts["share on the scope's edge"] > 0
     assert read_scopes(create(spatial="dcn"), images()) == []
+
+
+def scope_of(places) -> Scope:
+    """Of one layer with a scope of 5 x 9 and two taps, at rest at (1, 2) and (3, 6); places are (y, x)."""
+    return Scope("layer 1", (5, 9), np.array([[1.0, 2.0], [3.0, 6.0]]), np.array(places, float).reshape(-1, 2, 2, 1, 1))
+
+
+def test_distances_on_paper():
+    """Of two images, one has both taps at rest, in the other they are 3 down and 4 to the right, and 3 up on the edge."""
+    parts = moves(scope_of([[[1, 2], [3, 6]], [[4, 6], [0, 6]]]))
+    assert parts["from rest"] == pytest.approx(((25 + 9) / 4) ** 0.5)
+    assert parts["the same for all"] == pytest.approx(((1.5**2 + 2**2 + 1.5**2) / 2) ** 0.5)
+    assert parts["between images"] == pytest.approx(((1.5**2 + 2**2 + 1.5**2) / 2) ** 0.5)
+    assert parts["between positions"] == 0
+    assert parts["share on the scope's edge"] == 2 / 8  # 4 and 0 are the first and the last row
+
+
+@pytest.mark.parametrize("spatial", ["local_dk", "global_dk"])
+def test_offsets_are_pairs_of_row_and_column_for_one_tap_after_the_other(spatial):
+    """As torchvision's deformable convolution has them: y of tap 0, x of tap 0, y of tap 1, ..."""
+    model = create(spatial=spatial, scope=7, grid=2.0)
+    wanted = torch.arange(18) / 20 - 0.4
+    for module in model.modules():
+        if hasattr(module, "kernel_generator"):
+            module.kernel_generator.register_forward_hook(lambda module, args, out: give(wanted, out))
+    scopes = read_scopes(model, images())
+    assert len(scopes) == 6
+    for scope in scopes:
+        for tap in range(9):
+            y, x = 1 + 2 * (tap // 3) + wanted[2 * tap], 1 + 2 * (tap % 3) + wanted[2 * tap + 1]
+            assert np.allclose(scope.places[:, tap, 0], y)
+            assert np.allclose(scope.places[:, tap, 1], x)
+
+
+def give(wanted: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return wanted.view(1, -1, *[1] * (like.ndim - 2)).expand_as(like).to(like)
+
+
+def test_taps_are_drawn_in_their_position_of_the_image():
+    """Two positions, one above the other, over an image of 20 x 10; the second tap of the lower one is in the last corner."""
+    places = np.zeros((1, 2, 2, 2, 1))
+    places[0, 1, :, 1, 0] = 4, 8
+    figure = taps_over_images({"a": np.zeros((20, 10))}, [scope_of([])._replace(places=places)], [scope_of([[[1, 2], [3, 6]]])])
+    panel = figure.subfigs[0].axes[0]
+    first, second = (drawn.get_offsets() for drawn in panel.collections)
+    assert np.allclose(first, [[1.2, 1.2]] * 2)  # (x, y), 12 % into the upper half
+    assert np.allclose(second, [[1.2, 11.2], [8.8, 18.8]])
+
+
+def test_clouds_are_coloured_by_class_and_by_tenths_of_the_scale():
+    scales = np.random.default_rng(0).permutation(30) / 30
+    cloud = Cloud("offsets", np.arange(60.0).reshape(30, 2), "by class", "by scale")
+    figure = clouds([cloud], np.arange(30) % 10, scales, list("abcdefghij"))
+    by_class, by_scale = (figure.axes[i].collections[0].get_array() for i in (0, 1))
+    assert by_class.tolist() == [i % 10 for i in range(30)]
+    assert by_scale.tolist() == [int(sum(scales < scale) // 3) for scale in scales]
 
 
 def test_pictures():

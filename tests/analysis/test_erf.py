@@ -49,6 +49,12 @@ def test_images_and_positions_in_a_batch_are_those_alone(nano, images):
     torch.testing.assert_close(middle, effective_receptive_field(nano, images, (2, 2)))
 
 
+def test_a_position_is_row_and_column():
+    """A single convolution of 3 x 3 looks at the pixels around its position."""
+    field = effective_receptive_field(nn.Conv2d(1, 2, 3, padding=1), torch.zeros(1, 1, 8, 12), (2, 9), channels=[0, 1])[0]
+    assert field.nonzero().tolist() == [[y, x] for y in (1, 2, 3) for x in (8, 9, 10)]
+
+
 def test_a_module_by_its_name(nano, images):
     torch.testing.assert_close(feature_map(nano, images), feature_map(nano, images, "blocks.2"))
     early = effective_receptive_field(nano, images, module="blocks.0")
@@ -106,6 +112,15 @@ def test_theoretical_fields(model, first, last):
     for parameter in model.parameters():
         nn.init.constant_(parameter, -1.0)  # neither weights nor signs matter
     assert torch.equal(theoretical_receptive_field(model, (1, 21, 21)), square(21, first, last))
+
+
+def test_what_normalisation_has_seen_does_not_change_the_theoretical_field():
+    """With such a mean no ReLU would be open."""
+    norm = nn.BatchNorm2d(2)
+    norm.running_mean.fill_(100.0)
+    model = stack(nn.Conv2d(1, 2, 3, padding=1), norm, nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1))
+    assert torch.equal(theoretical_receptive_field(model, (1, 21, 21)), square(21, 8, 12))
+    assert norm.running_mean.tolist() == [100.0, 100.0]
 
 
 def test_offsets_do_not_change_the_theoretical_field(nano):

@@ -33,6 +33,15 @@ def test_area_above_a_threshold():
     assert measures.area(field, threshold=1.0) == 1
 
 
+def test_measures_of_a_batch_are_those_of_each_map():
+    fields = torch.stack([blob(3, 6), 0.001 * blob(6, 3), 50 * blob(4, 5, 0.5)])
+    mask = blob(5, 5) > 0.5
+    for measure in (measures.centre, measures.radius, measures.area, measures.anisotropy):
+        torch.testing.assert_close(measure(fields), torch.stack([measure(field) for field in fields]))
+    for measure in (measures.share_inside, measures.overlap):
+        torch.testing.assert_close(measure(fields, mask), torch.stack([measure(field, mask) for field in fields]))
+
+
 def test_overlap_with_a_mask():
     field = torch.zeros(6, 6)
     field[:2] = 3.0

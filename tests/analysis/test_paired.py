@@ -21,6 +21,13 @@ def test_one_seed_has_no_interval():
     assert str(result) == "+0.50"
 
 
+def test_equal_differences_have_no_interval():
+    result = compare({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.5, 1: 2.5, 2: 3.5})
+    assert (result.differences, result.mean) == ([0.5] * 3, 0.5)
+    assert (result.low, result.high, result.p) == (None, None, None)
+    assert str(result) == "+0.50"
+
+
 def test_no_common_seed_is_refused():
     with pytest.raises(ValueError, match="no seed that both have"):
         compare({0: 1.0}, {1: 1.0})

@@ -36,6 +36,13 @@ def test_objects_stand_on_the_pixel_that_the_position_looks_at():
     assert sizes[1] / sizes[0] == pytest.approx(4, rel=0.1)
 
 
+def test_objects_stand_at_x_and_y():
+    """Away from the diagonal: 10 pixels from the left, 20 from the top."""
+    probe = place(Look((10.0, 20.0), (2, 1)), CLEAN, np.arange(20), scale=0.4)
+    rows, columns = measures.centre(probe.masks.float()).mean(0).tolist()
+    assert (columns, rows) == (pytest.approx(10, abs=1), pytest.approx(20, abs=1))
+
+
 def test_a_turned_object_turned_back_is_the_object():
     indices = first_of_classes(CLEAN, [9, 8])
     point = (16.0, 16.0)

@@ -1,5 +1,7 @@
 """Faster R-CNN over the registered networks: levels, weights of classifiers, what is frozen, and every row of the paper."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -30,15 +32,15 @@ def coco(tmp_path_factory):
 
 @pytest.mark.parametrize("row", PAPER_DETECTION, ids=lambda row: row.name)
 def test_every_row_of_the_paper_takes_a_step(row, coco):
-    """From its experiment file, over images of two shapes, made small."""
-    sizes = ["detector.min_size=64", "detector.max_size=96", "detector.proposals=50"]
-    config = config_of(f"experiment=det_{row.name}", f"data.root={coco}", "data.workers=0", *sizes)
+    """From its experiment file, over images of two shapes; all that is on top of the backbone is made small."""
+    config = config_of(f"experiment=det_{row.name}", f"data.root={coco}", "data.workers=0")
     classifier = next(paper for paper in PAPER if paper.name == row.name)
     assert config.task == "detection"
     assert (config.model.name, config.model.arguments()) == (classifier.base, classifier.arguments)
     assert (config.schedule.epochs, config.schedule.drop_epochs, config.schedule.warmup_steps) == (12, [8, 11], 500)
     assert (config.learning_rate, config.train.batch_size, config.optim.weight_decay) == (pytest.approx(0.02), 16, 1e-4)
-    parts = build(config, World(torch.device("cpu")))
+    assert config.detector == DetectorConfig()
+    parts = build(replace(config, detector=replace(SMALL, min_size=32, max_size=48)), World(torch.device("cpu")))
     model = parts.model
     assert [info["reduction"] for info in model.body.feature_info.get_dicts()] == [4, 8, 16, 32]
     groups = {group["name"]: group for group in parameter_groups(model, config.optim, config.learning_rate)}

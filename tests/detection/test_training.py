@@ -6,20 +6,30 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.detection.common import TINY, write_coco
 from tests.engine.checkpoints import write_checkpoint
-from tests.engine.common import ROOT, SMALL, last_state, metric_lines, run_here, run_train, same_bits
+from tests.engine.common import ROOT, SMALL, last_state, metric_lines, on_ranks, run_here, run_ranks, same_bits
 
 pytestmark = pytest.mark.xdist_group("test_detection")  # its runs are made once
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As in every other process of these runs: how sums are cut depends on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("detection")
-    done = run_train(folder, *TINY)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        assert run_here(patch, folder, *TINY) == 0
     return folder
 
 
@@ -51,29 +61,31 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_killed_run_goes_on_to_the_bit(finished, tmp_path):
+def test_a_killed_run_goes_on_to_the_bit(finished, monkeypatch, tmp_path):
     arguments = [str(ROOT / "train.py"), *SMALL, *TINY, "train.checkpoint_every=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     dead = subprocess.run([sys.executable, "-c", DYING, *arguments], cwd=tmp_path, env=environment, capture_output=True)
     assert dead.returncode == -9
     assert last_state(tmp_path, "tiny")["step"] == 4
-    done = run_train(tmp_path, *TINY, "train.checkpoint_every=1")
-    assert done.returncode == 0, done.stderr
+    assert run_here(monkeypatch, tmp_path, *TINY, "train.checkpoint_every=1") == 0
     got, expected = last_state(tmp_path, "tiny"), last_state(finished, "tiny")
     for key in ("model", "optimizer", "result", "best", "sums", "step"):
         assert same_bits(got[key], expected[key]), key
     assert metric_lines(tmp_path, "tiny") == metric_lines(finished, "tiny")
 
 
-def test_ranks_evaluate_as_one_process(finished):
+def test_ranks_evaluate_as_one_process(finished, tmp_path):
     """14 images over 1 and 3 ranks."""
     figures = {}
     for ranks in (1, 3):
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
         file = finished / f"{ranks}.json"
-        command = [*launcher, str(ROOT / "eval.py"), "checkpoint=runs/tiny/best.pt", f"json={file}", "batch_size=2"]
-        done = subprocess.run([sys.executable, *command], cwd=finished, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        arguments = ("checkpoint=runs/tiny/best.pt", f"json={file}", "batch_size=2")
+
+        def evaluate(arguments=arguments):
+            with pytest.MonkeyPatch.context() as patch:
+                return run_here(patch, finished, *arguments, script="eval.py")
+
+        assert (on_ranks(tmp_path, evaluate, ranks) if ranks > 1 else [evaluate()]) == [0] * ranks
         (figures[ranks],) = json.loads(file.read_text())
         figures[ranks].pop("images_per_s")
     assert figures[1] == figures[3]
@@ -82,9 +94,8 @@ def test_ranks_evaluate_as_one_process(finished):
     assert figures[1]["map"] == pytest.approx(result["best_map"])
 
 
-def test_two_ranks_train(finished, tmp_path):
-    done = run_train(tmp_path, *TINY, "schedule.epochs=1", ranks=2)
-    assert done.returncode == 0, done.stderr
+def test_two_ranks_train(tmp_path):
+    run_ranks(tmp_path, *TINY, "schedule.epochs=1", ranks=2)
     assert metric_lines(tmp_path, "tiny")[-1]["images"] == 14
 
 
@@ -133,32 +144,33 @@ def test_a_picture_of_detections(finished, monkeypatch):
     )  # boxes on grey
 
 
-def test_the_comparison_from_training_to_tables(tmp_path):
+def test_the_comparison_from_training_to_tables(monkeypatch, tmp_path, capsys):
     classifiers = tmp_path / "classifiers"
     for name, spatial in (("rigid", "rigid"), ("local4", "local_dk"), ("dcn", "dcn")):
         (classifiers / f"{name}-0").mkdir(parents=True)
         write_checkpoint(classifiers / f"{name}-0/last.pt", spatial=spatial)
     rows = [f"{name}_{start}" for name in ("rigid", "local4", "dcn") for start in ("scratch", "pretrained")]
     small = [override for override in TINY if not override.startswith(("name=", "experiment=", "data=", "data.num_classes"))]
+    small = ["data.length=8" if override.startswith("data.length=") else override for override in small]
     small += ["schedule.epochs=1", "schedule.warmup_epochs=0"]
     command = [
-        sys.executable,
-        str(ROOT / "scripts/reproduce_detection.py"),
         f"classifiers={classifiers}",
         f"rows=[{','.join([*rows, 'tune_rigid_scratch_lr0.02'])}]",
         "seeds=[0]",
         "jobs=1",
     ]
-    done = subprocess.run([*command, f"overrides={json.dumps(small)}"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    script = "scripts/reproduce_detection.py"
+    assert run_here(monkeypatch, tmp_path, *command, f"overrides={json.dumps(small)}", script=script) == 0
     out = tmp_path / "runs/detection"
-    test = {name: json.loads((out / f"{name}_pretrained-0/test.json").read_text()) for name in ("rigid", "local4")}
-    gain = test["local4"]["test_map"] - test["rigid"]["test_map"]
+    labels = {"rigid": "rigid", "local4": "local 4", "dcn": "DCN"}
+    test = {name: json.loads((out / f"{name}_pretrained-0/test.json").read_text()) for name in labels}
     table = (out / "report/questions.md").read_text()
-    assert f"| local 4, from its classifier - rigid, from its classifier | {gain:+.2f}" in table
+    for name in ("local4", "dcn"):
+        gain = test[name]["test_map"] - test["rigid"]["test_map"]
+        assert f"| {labels[name]}, from its classifier - rigid, from its classifier | {gain:+.2f}" in table
     assert len((out / "report/detection.csv").read_text().splitlines()) == 7
     assert "| rigid, from scratch, learning rate 0.02 | 1 |" in (out / "report/tuning.md").read_text()
     assert not (out / "tune_rigid_scratch_lr0.02-0/test.json").exists()
-    unknown = subprocess.run([*command, "studies=[tunning]"], cwd=tmp_path, capture_output=True, text=True)
-    assert unknown.returncode == 1
-    assert unknown.stderr == "error: there is no study 'tunning'; there are tuning, main\n"
+    capsys.readouterr()
+    assert run_here(monkeypatch, tmp_path, *command, "studies=[tunning]", script=script) == 1
+    assert capsys.readouterr().err == "error: there is no study 'tunning'; there are tuning, main\n"

@@ -1,25 +1,36 @@
-"""Runs of the real train.py, small enough for a test."""
+"""Runs of the real train.py, and trainers, small enough for a test."""
 
 import json
+import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+from dkcls.config import Config, to_config
+from dkcls.engine.build import build_trainer
+from dkcls.engine.distributed import World
 from dkcls.engine.log import CLOCK
+from dkcls.engine.trainer import Trainer
+from dkcls.tasks.classification import build
 
 ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 # 2 epochs of 6 steps on 52 made-up images, with a line of metrics every second step; 4 images do not fill a batch.
 SMALL = (
     "name=small", "data=synthetic", "data.image_size=32", "data.length=52", "data.num_classes=10", "train.batch_size=8",
     "schedule.epochs=2", "schedule.warmup_epochs=0.5", "log.every=2", "log.tensorboard=false", "optim.generator_lr=1",
 )  # fmt: skip
+RANK_TIMEOUT = 120  # seconds; for ranks that hang
 
 
 def run_train(folder: Path, *overrides: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
@@ -42,6 +53,60 @@ def run_here(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, scr
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(sys.argv[0], run_name="__main__")
     return exit.value.code or 0  # type: ignore[return-value]
+
+
+def on_ranks(folder: Path, work: Callable[[], Any], ranks: int = 2) -> list[Any]:
+    """What `work` returns in each of so many forks of this process, which torchrun would tell the same of themselves."""
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [context.Process(target=_rank, args=(folder, work, rank, ranks, port)) for rank in range(ranks)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(RANK_TIMEOUT)
+        codes = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    said = "\n".join((folder / f"rank{rank}.txt").read_text() for rank in range(ranks))
+    assert codes == [0] * ranks, said
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def _rank(folder: Path, work: Callable[[], Any], rank: int, ranks: int, port: int) -> None:
+    with (folder / f"rank{rank}.txt").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    torch.save(work(), folder / f"rank{rank}.pt")
+
+
+def run_ranks(folder: Path, *overrides: str, ranks: int = 2) -> None:
+    """train.py on so many ranks, as torchrun would start it, but without importing everything again."""
+
+    def work() -> int:
+        return run_here(pytest.MonkeyPatch(), folder, *overrides)
+
+    codes = on_ranks(folder, work, ranks)
+    assert codes == [0] * ranks, "\n".join((folder / f"rank{rank}.txt").read_text() for rank in range(ranks))
+
+
+def small_config(*overrides: str) -> Config:
+    """As train.py has it with SMALL, but for a rigid network and without worker processes."""
+    plain = ("model.name=mobilenetv2_nano", "model.spatial=rigid", "data.workers=0", "data.name=synthetic", "optim.lr=0.1")
+    words = [*(word for word in SMALL if word != "data=synthetic"), *plain, *overrides]
+    return to_config(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(words)))  # type: ignore[arg-type]
+
+
+def small_trainer(*overrides: str, world: World | None = None) -> Trainer:
+    return build_trainer(small_config(*overrides), world or World(CPU), build)
 
 
 def last_state(folder: Path, name: str = "small") -> dict[str, Any]:

@@ -1,15 +1,22 @@
-"""Checkpoints: a good one is found, a bad one is named, and nothing of it is ever loaded."""
+"""Checkpoints: a good one is found, a bad one is named, and nothing of it is ever loaded. And what else a run writes."""
 
+import fcntl
 import json
+import os
+import platform
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dkcls.engine import checkpoint
-from dkcls.engine.checkpoint import Checkpoints, hash_path
+from dkcls.engine import checkpoint, cli
+from dkcls.engine.checkpoint import BadCheckpoint, Checkpoints, hash_path
+from dkcls.engine.errors import UserError
 from dkcls.engine.log import Log
 from dkcls.engine.run_directory import RunDirectory
+from dkcls.layers import OffsetRecord
 
 
 def state(step: int) -> dict:
@@ -87,6 +94,60 @@ def test_a_full_disk_leaves_the_last_good_one(checkpoints, monkeypatch, tmp_path
     assert not [path for path in tmp_path.rglob("*") if "tmp" in path.name]
 
 
+def record_disk_calls(monkeypatch):
+    """[(call, file name), ...] of what reaches the disk, in its order."""
+    calls, fsync, replace = [], os.fsync, Path.replace
+
+    def record_fsync(descriptor):
+        calls.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def record_replace(path, target):
+        calls.append(("rename", Path(target).name))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "replace", record_replace)
+    return calls
+
+
+def test_a_file_is_on_the_disk_before_its_name_and_its_hash_before_it(tmp_path, monkeypatch):
+    calls = record_disk_calls(monkeypatch)
+    checkpoint.write(tmp_path / "run/a.pt", state(1))
+    assert calls == [
+        ("fsync", ".a.pt.sha256.tmp"),
+        ("rename", "a.pt.sha256"),
+        ("fsync", "run"),
+        ("fsync", ".a.pt.tmp"),
+        ("rename", "a.pt"),
+        ("fsync", "run"),
+    ]
+
+
+def test_lines_of_metrics_are_on_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
+    calls = record_disk_calls(monkeypatch)
+    with Log(tmp_path, 0, 10, tensorboard=False) as log:
+        log.metrics("train", 1, 0, {})
+        log.sync()
+    assert calls == [("fsync", "metrics.jsonl")]
+
+
+def test_a_run_can_be_moved(checkpoints, tmp_path):
+    moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
+    assert torch.load(moved / "best.pt", weights_only=True)["step"] == 2
+    assert torch.load(moved / "last.pt", weights_only=True)["step"] == 3
+
+
+def test_a_copy_needs_no_hash_but_a_hash_must_be_its_own(checkpoints):
+    path = checkpoints.newest_first()[0]
+    data = hash_path(path).read_bytes()
+    hash_path(path).write_bytes(b"0" + data[1:] if data[:1] != b"0" else b"1" + data[1:])
+    with pytest.raises(BadCheckpoint, match="SHA-256"):
+        checkpoint.read(path, need_hash=False)
+    hash_path(path).unlink()
+    assert checkpoint.read(path, need_hash=False)["step"] == 3
+
+
 def test_what_a_killed_process_left_goes(checkpoints, tmp_path):
     for name in (".step-00000009.pt.tmp", "step-00000009.pt.sha256"):
         (tmp_path / "checkpoints" / name).write_bytes(b"x")
@@ -120,7 +181,9 @@ def test_metrics_that_will_be_made_again_are_forgotten(tmp_path, evaluation_due,
 def test_the_seconds_of_a_run_go_on(tmp_path):
     with Log(tmp_path, 4, 10, tensorboard=False, seconds=100.0) as log:
         log.metrics("train", 5, 0, {})
-    assert 100 <= json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"] <= log.seconds < 200
+    written = json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"]
+    assert 100 <= written <= log.seconds + 0.0005  # it is rounded to a thousandth
+    assert log.seconds < 200
     assert RunDirectory(tmp_path).rewind(5, evaluation_due=False) >= 100
     assert RunDirectory(tmp_path).rewind(4, evaluation_due=False) == 0
 
@@ -153,3 +216,96 @@ def test_metrics_wait_for_a_full_disk(tmp_path, caplog, monkeypatch):
         log.sync()
     assert "its lines are kept until it can" in caplog.text
     assert (tmp_path / "metrics.jsonl").read_text() == line("train", 1) + line("train", 2)
+
+
+def test_a_resumed_run_has_every_step_once_in_tensorboard(tmp_path):
+    """The second start makes step 3 again: the first one's is forgotten."""
+    for start, steps, loss in ((0, (1, 2, 3), 1.0), (3, (3, 4), 2.0)):
+        with Log(tmp_path, start, 10, tensorboard=True) as log:
+            for step in steps:
+                log.metrics("train", step, 0, {"loss": loss})
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(e.step, e.value) for e in board.Scalars("train/loss")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+
+
+def test_the_reach_of_offsets_does_not_cancel(tmp_path):
+    offset = torch.tensor([[[[-2.0, 1.0]]]])
+    with Log(tmp_path, 0, 10, tensorboard=True) as log:
+        log.offsets(4, {"a": OffsetRecord(kernel_offset=offset, clipped=torch.tensor(0.25))})
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]} == {"kernel_offset/a": 1.5, "clipped/a": 0.25}
+
+
+def test_a_held_run_says_by_whom(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/.lock").write_text("process 1 on a machine that is gone and has a long name")
+    with run.hold(), pytest.raises(UserError) as refused, RunDirectory(tmp_path / "run").hold():
+        pass
+    who = f"process {os.getpid()} on {platform.node()}"
+    assert str(refused.value) == f"{run.path} is in use by {who}; wait for it, or give another name=..."
+
+
+def test_a_lock_whose_file_is_gone_holds_nothing(tmp_path, monkeypatch):
+    """Between opening the file and locking it, its holder ends and removes it; a third process makes another."""
+    flock, run = fcntl.flock, RunDirectory(tmp_path / "run")
+    locked = []
+
+    def late(file, how):
+        if not locked:
+            (tmp_path / "run/.lock").unlink()
+            (tmp_path / "run/.lock").touch()
+        locked.append(os.fstat(file.fileno()).st_ino)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with run.hold():
+        assert len(locked) == 2
+        assert locked[1] == (tmp_path / "run/.lock").stat().st_ino
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "said"),
+    [
+        ("0", UserError("a\n b"), "error: a; b\n"),
+        ("1", UserError("a"), ""),
+        ("1", cli.RankError("a"), "error: rank 1: a\n"),
+        ("1", cli.DataError("a"), "error: rank 1: a\n"),
+    ],
+)
+def test_what_all_ranks_know_is_said_once(monkeypatch, capsys, rank, error, said):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as exit, cli.errors():
+        raise error
+    assert (exit.value.code, capsys.readouterr().err) == (1, said)
+
+
+HYDRA = {
+    "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
+    "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "params": None},
+    "callbacks": {},
+    "job_logging": {"version": 1},
+    "hydra_logging": {"version": 1},
+}
+CODE = {"_target_": "os.getcwd"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"launcher": CODE},
+        {"launcher": {}},
+        {"sweeper": HYDRA["sweeper"] | {"params": CODE}},
+        {"callbacks": {"x": CODE}},
+        {"job_logging": {"handlers": {"x": {"class": "os.getcwd"}}}},
+        {"hydra_logging": {"formatters": {"x": {"()": "os.getcwd"}}}},
+    ],
+    ids=str,
+)
+def test_a_config_names_no_code_for_hydra_to_run(change):
+    cli.refuse_code(HYDRA)
+    with pytest.raises(UserError, match="a config may not name code to run"):
+        cli.refuse_code(HYDRA | change)

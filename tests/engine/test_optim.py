@@ -8,7 +8,8 @@ from torch import nn
 
 import dkcls.models  # noqa: F401
 from dkcls.config import OptimConfig, ScheduleConfig
-from dkcls.engine.optim import make_optimizer, make_schedule, parameter_groups
+from dkcls.engine.errors import UserError
+from dkcls.engine.optim import freeze_, make_optimizer, make_schedule, parameter_groups
 from dkcls.layers import CondConv2d, offset_generators
 
 IMAGENET = 1_281_167
@@ -68,3 +69,66 @@ def test_learning_rate_with_drops():
     for step, rate in rates.items():
         schedule.step_update(step)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(rate), step
+
+
+def test_backbone_lr_is_of_all_but_the_classifier():
+    model = timm.create_model("mobilenetv2_nano", spatial="local_dk")
+    config = OptimConfig(generator_lr=0.01, backbone_lr=0.1, weight_decay=0.5)
+    groups = {group["name"]: group for group in parameter_groups(model, config, lr=0.2)}
+    rates = {"weights": 0.02, "norms": 0.02, "generators": 0.0002, "classifier": 0.2}
+    assert {name: group["lr"] for name, group in groups.items()} == pytest.approx(rates)
+    decays = {"weights": 0.5, "norms": 0, "generators": 0.5, "classifier": 0.5}
+    assert {name: group["weight_decay"] for name, group in groups.items()} == decays
+    assert {id(p) for p in groups["classifier"]["params"]} == {id(p) for p in model.classifier.parameters()}
+
+
+@pytest.mark.parametrize(("nesterov", "expected"), [(False, [0.9, 0.75]), (True, [0.85, 0.675])])
+def test_steps_on_paper(nesterov, expected):
+    """Of lr 0.1, momentum 0.5 and a gradient of 1: the velocity is 1, then 1.5; Nesterov's step is 1 + half of it."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = make_optimizer(model, OptimConfig(momentum=0.5, nesterov=nesterov, weight_decay=0.0), 0.1)
+    for weight in expected:
+        model.weight.grad = torch.ones(1, 1)
+        optimizer.step()
+        assert model.weight.item() == pytest.approx(weight)
+
+
+class Blocks(nn.Module):
+    """Eleven blocks, and a classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Linear(1, 1) for _ in range(11)))
+        self.classifier = nn.Linear(1, 1)
+
+    def get_classifier(self):
+        return self.classifier
+
+
+@pytest.mark.parametrize(
+    ("names", "frozen"),
+    [
+        (None, set()),
+        (["blocks.1"], {"blocks.1.weight", "blocks.1.bias"}),
+        (["blocks.1.weight", "classifier"], {"blocks.1.weight", "classifier.weight", "classifier.bias"}),
+        ("backbone", {f"blocks.{i}.{kind}" for i in range(11) for kind in ("weight", "bias")}),
+    ],
+    ids=["nothing", "a block", "parameters", "backbone"],
+)
+def test_frozen_is_what_is_named(names, frozen):
+    model = Blocks()
+    freeze_(model, names)
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["block"], "nothing to train under 'block'; the network has blocks, classifier"),
+        (["blocks", "classifier"], "leaves nothing"),
+    ],
+)
+def test_freezing_that_cannot_be(names, sentence):
+    with pytest.raises(UserError, match=sentence):
+        freeze_(Blocks(), names)

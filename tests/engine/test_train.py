@@ -1,25 +1,27 @@
 """train.py as people start it: what it leaves behind, what it says, what it refuses."""
 
+import io
 import json
+from contextlib import redirect_stdout
 
 import pytest
 import torch
 
-from tests.engine.common import last_state, metric_lines, run_here, run_train
+from tests.engine.common import last_state, metric_lines, run_here
 
 pytestmark = pytest.mark.xdist_group("test_train")  # its runs are made once
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    done = run_train(folder, "log.tensorboard=true", "train.keep=1")
-    assert done.returncode == 0, done.stderr
-    return folder, done
+    folder, said = tmp_path_factory.mktemp("finished"), io.StringIO()
+    with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(said):
+        assert run_here(monkeypatch, folder, "log.tensorboard=true", "train.keep=1") == 0
+    return folder, said.getvalue()
 
 
 def test_what_a_run_leaves(finished):
-    folder, done = finished
+    folder, said = finished
     run = folder / "runs/small"
     assert {path.name for path in run.iterdir()} == {
         ".lock", "best.pt", "last.pt", "checkpoints", "config.yaml", "curves.png", "metrics.jsonl", "result.json",
@@ -38,7 +40,7 @@ def test_what_a_run_leaves(finished):
     ]
     result = json.loads((run / "result.json").read_text())
     assert result["images"] == 52
-    assert "eval.py checkpoint=runs/small/best.pt" in done.stdout
+    assert "eval.py checkpoint=runs/small/best.pt" in said
     state = last_state(folder)
     assert state["step"] == 12
     assert len(state["classes"]) == 10
@@ -90,7 +92,14 @@ def test_what_is_the_users_to_put_right(finished, monkeypatch, capsys, overrides
 
 
 @pytest.mark.parametrize(
-    ("file", "content"), [("config.yaml", b"a: [\xff"), ("config.yaml", b"- 1"), ("result.json", b"{"), ("result.json", b"[1]")]
+    ("file", "content"),
+    [
+        ("config.yaml", b"a: [\xff"),
+        ("config.yaml", b"a: ["),
+        ("config.yaml", b"- 1"),
+        ("result.json", b"{"),
+        ("result.json", b"[1]"),
+    ],
 )
 def test_a_damaged_file_of_the_run_is_named(monkeypatch, tmp_path, capsys, file, content):
     run = tmp_path / "runs/small"
@@ -109,14 +118,16 @@ def test_a_config_file_that_is_none(monkeypatch, tmp_path, capsys):
     assert said.count("\n") == 1
 
 
-def test_sweep_under_torchrun_is_refused(tmp_path):
-    failed = run_train(tmp_path, "seed=0,1", "-m", ranks=2)
-    assert failed.returncode != 0
-    assert "does not run under torchrun" in failed.stderr
+def test_sweep_under_torchrun_is_refused(tmp_path, monkeypatch, capsys):
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):  # as torchrun sets them
+        monkeypatch.setenv(name, value)
+    assert run_here(monkeypatch, tmp_path, "seed=0,1", "-m") == 1
+    assert "does not run under torchrun" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sweep_skips_what_is_finished(tmp_path, monkeypatch, caplog):
-    overrides = ("name=null", "schedule.epochs=1", "seed=0,1", "-m")
+    overrides = ("name=null", "schedule.epochs=1", "data.length=16", "data.workers=0", "seed=0,1", "-m")
     assert run_here(monkeypatch, tmp_path, *overrides) == 0
     runs = sorted(path.name for path in (tmp_path / "runs").iterdir() if path.name != "sweep")
     assert len(runs) == 2

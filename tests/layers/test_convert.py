@@ -16,6 +16,7 @@ from dkcls.layers import (
     load_rigid_conv_,
     offset_generators,
 )
+from tests.layers.common import image, stir
 
 OPS = ["static", "global_dk", "local_dk", "dcn", "dcn_local_dk", "cond"]
 NETWORKS = {
@@ -70,6 +71,43 @@ def test_options_and_placement():
     assert model[0].weight.dtype == torch.float64
     assert [type(m) for m in model[1:]] == [nn.Conv2d, nn.Conv2d]
     torch.testing.assert_close(model[0].weight[..., 1::2, 1::2], first)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("kernel_size", "options"),
+    [
+        (3, {"dilation": 2}),
+        (3, {"stride": (1, 2), "padding": (2, 3), "dilation": (2, 3)}),
+        ((7, 1), {"padding": (3, 0), "bias": False}),
+    ],
+    ids=str,
+)
+def test_geometry_is_kept(op, kernel_size, options):
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(4, 4, kernel_size, groups=4, **options, dtype=torch.float64), torch.randn(2, 4, 9, 11).double()
+    model = convert_depthwise(nn.Sequential(conv), op)
+    torch.testing.assert_close(model(x), conv(x))
+    assert getattr(model[0], "scope", None) in (None, tuple(k + 1 for k in conv.kernel_size))
+
+
+def test_two_outputs_per_channel_are_not_depthwise():
+    model = convert_depthwise(nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Conv2d(8, 8, 3, groups=8)))
+    assert [type(m) for m in model] == [nn.Conv2d, LocalDeformKernel2d]
+
+
+@pytest.mark.parametrize("scope", [(2, 4), (4, 2)])
+def test_a_scope_too_small_along_one_axis_is_refused(scope):
+    with pytest.raises(ValueError, match=r"0: scope .* cannot hold every kernel of \(3, 3\): take a scope of at least"):
+        convert_depthwise(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)), scope=scope)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_rigid_weights_stop_what_moved(op):
+    layer = stir(convert_depthwise(nn.Sequential(nn.Conv2d(6, 6, 3, groups=6).double()), op)[0])
+    conv = nn.Conv2d(6, 6, 3, groups=6).double()
+    load_rigid_conv_(layer, conv.weight, conv.bias)
+    torch.testing.assert_close(layer(image()), conv(image()))
 
 
 def test_it_trains():

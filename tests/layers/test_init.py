@@ -12,8 +12,15 @@ from dkcls.layers import CondConv2d, GlobalDeformKernel2d, fill_scope_, offset_g
 from dkcls.ops import sample_kernel2d
 from tests.layers.common import DK, MOVING, SMALL, build, image, rigid
 
+OPTIONS = [
+    {},
+    {"stride": 2, "dilation": 2, "bias": False},
+    {"padding": (0, 2)},
+    {"stride": (1, 2), "dilation": (2, 1)},
+]
 
-@pytest.mark.parametrize("options", [{}, {"stride": 2, "dilation": 2, "bias": False}, {"padding": (0, 2)}], ids=str)
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("key", [key for key in SMALL if "cond" not in key])
 def test_a_fresh_layer_is_the_rigid_layer_of_the_same_seed(key, options):
     torch.testing.assert_close(build(key, **options)(image()), rigid(key, **options)(image()))
@@ -32,6 +39,24 @@ def test_a_fresh_conditional_convolution_gives_every_expert_one_half(key):
     plain.bias.data = layer.bias.detach()
     torch.testing.assert_close(layer(image()), plain(image()))
     torch.testing.assert_close(layer.weight[0].view(plain.weight.shape), rigid(key).weight)
+
+
+@pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
+@pytest.mark.parametrize("key", ["cond", "cond_dense"])
+def test_so_it_does_with_other_strides(key, options):
+    options = {**options, "bias": False}
+    layer, plain = build(key, **options), rigid(key, **options)
+    plain.weight.data = layer.weight.detach().sum(0).view(plain.weight.shape) / 2
+    torch.testing.assert_close(layer(image()), plain(image()))
+
+
+@pytest.mark.parametrize("key", ["cond", "cond_dense"])
+def test_fresh_experts_are_different_draws(key):
+    """Equal ones would get equal gradients and stay equal."""
+    layer = build(key)
+    first, *others = layer.weight.detach()
+    assert len(others) == layer.experts - 1
+    assert all((first - other).abs().mean() > 0.2 * first.abs().mean() for other in others)
 
 
 @pytest.mark.parametrize("scope", [3, 4, 5, 9])
@@ -60,6 +85,26 @@ def test_a_1x1_scope_does_not_start_flat(scope):
     torch.testing.assert_close(sample_kernel2d(layer.weight, None, kernel_size=1)[0], kernel)
     layer(image()).square().sum().backward()
     assert (layer.kernel_generator.weight.grad.abs() > 1e-3).all()
+
+
+@pytest.mark.parametrize(("kernel_size", "scope"), [((1, 3), (2, 4)), ((3, 1), (4, 2))])
+def test_a_scope_that_is_flat_along_one_axis_does_not_start_flat(kernel_size, scope):
+    torch.manual_seed(0)
+    kernel = torch.randn(4, 6, *kernel_size, dtype=torch.float64)
+    layer = GlobalDeformKernel2d(6, 4, kernel_size, scope=scope, dtype=torch.float64)
+    layer.load_kernel(kernel)
+    rows = (layer.weight[..., :-1, :] + layer.weight[..., 1:, :]) / 2  # every tap is in the middle of four entries
+    torch.testing.assert_close((rows[..., :-1] + rows[..., 1:]) / 2, kernel)
+    layer(image()).square().sum().backward()
+    assert (layer.kernel_generator.bias.grad.abs() > 1e-3).all()
+
+
+def test_the_noise_of_a_flat_scope_comes_from_the_generator():
+    kernel, scopes = torch.randn(4, 6, 1, 1), torch.empty(3, 4, 6, 2, 2)
+    for scope, seed in zip(scopes, (1, 1, 2), strict=True):
+        fill_scope_(scope, kernel, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(scopes[0], scopes[1])
+    assert not torch.equal(scopes[0], scopes[2])
 
 
 @pytest.mark.parametrize("key", [key for key in SMALL if "cond" not in key])

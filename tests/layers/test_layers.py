@@ -53,6 +53,48 @@ def test_padding_in_words(key, padding, options):
         torch.testing.assert_close(layer(x), expected)
 
 
+def test_padding_the_same_does_not_change_what_is_routed():
+    layer, x = stir(build("cond_dense", kernel_size=2, padding="same")), image()
+    routing = torch.sigmoid(x.mean((2, 3)) @ layer.routing.weight.t() + layer.routing.bias)
+    kernels = (routing @ layer.weight.flatten(1)).view(2, 6, 6, 2, 2)
+    padded = F.pad(x, (0, 1, 0, 1))
+    expected = torch.cat([F.conv2d(padded[n : n + 1], kernels[n], layer.bias) for n in range(2)])
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize(("name", "out_channels"), [("global_dk", 1), ("global_dk", 2), ("local_dk", 1), ("dcn_local_dk", 1)])
+def test_clip_decides_what_an_offset_outside_the_scope_learns(name, out_channels):
+    """One tap over the scope [1, 3, 7], read two steps right of its middle, which is one too far."""
+
+    def gradient(clip: str, pixel: float) -> float:
+        layer = layer_class(name)(1, out_channels, 1, scope=(1, 3), clip=clip, bias=False, dtype=torch.float64)
+        layer.weight.data.copy_(torch.tensor([1.0, 3.0, 7.0]))
+        layer.kernel_generator.bias.data.copy_(torch.tensor([0.0, 2.0]))
+        out = layer(torch.full((1, 1, 1, 1), pixel, dtype=torch.float64))
+        assert out.flatten().tolist() == [7 * pixel] * out_channels
+        out.sum().backward()
+        return layer.kernel_generator.bias.grad[1].item()
+
+    assert gradient("hard", 1.0) == 0
+    assert gradient("hard", -1.0) == 0
+    assert gradient("projected", 1.0) == 4 * out_channels  # descent leads back inside
+    assert gradient("projected", -1.0) == 0  # and here further out
+
+
+@pytest.mark.parametrize("key", ["static", *MOVING])
+def test_backend_is_the_one_that_was_asked_for(key):
+    with pytest.raises(ValueError, match=r'backend "triton" takes float32, .*, got torch\.float64'):
+        build(key, backend="triton")(image())
+
+
+@pytest.mark.parametrize("key", ["local_dk", "dcn", "dcn_local_dk"])
+def test_the_reference_backend_can_be_differentiated_twice(key):
+    layer, x = stir(build(key, backend="reference")), image().requires_grad_()
+    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    grad.square().sum().backward()
+    assert layer.weight.grad.any()
+
+
 def test_padding_the_same_does_not_change_what_is_pooled():
     layer = stir(build("global_dk", kernel_size=2, padding="same"))
     offset = layer.kernel_generator(image())
@@ -168,6 +210,7 @@ def test_depthwise_layers_say_so(name):
         ({"padding_mode": "reflect"}, 'padding_mode must be "zeros".*got .reflect'),
         ({"padding": "full"}, 'padding must be an int, a pair, "same" or "valid", got .full'),
         ({"padding": "same", "stride": 2}, r'padding="same" needs stride 1, got stride \(2, 2\)'),
+        ({"padding": "same", "stride": (1, 2)}, r'padding="same" needs stride 1, got stride \(1, 2\)'),
         ({"padding": -1}, "padding must be"),
         ({"stride": 0}, "stride must be"),
         ({"groups": 4}, "groups must divide in_channels = 6 and out_channels = 6, got 4"),
@@ -177,6 +220,13 @@ def test_depthwise_layers_say_so(name):
 def test_errors_of_every_layer(name, options, message):
     with pytest.raises(ValueError, match=message):
         layer_class(name)(6, 6, 3, **{"groups": 6, **options})
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "rigid"])
+@pytest.mark.parametrize("channels", [(6, 8), (8, 6)])
+def test_groups_divide_both_numbers_of_channels(name, channels):
+    with pytest.raises(ValueError, match="groups must divide in_channels = {} and out_channels = {}, got 4".format(*channels)):
+        layer_class(name)(*channels, 3, groups=4)
 
 
 @pytest.mark.parametrize(

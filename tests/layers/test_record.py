@@ -67,6 +67,20 @@ def test_clipped_is_the_share_strictly_outside_the_scope(key):
     torch.testing.assert_close(records[""].clipped.item(), 3 / 12)
 
 
+def test_clipped_counts_from_the_layers_grid():
+    layer = build("local_dk", kernel_size=(3, 2), scope=(5, 4), grid="spread")  # grid: y 0, 2, 4; x 0, 3
+    bias = torch.zeros(3, 2, 2, dtype=torch.float64)
+    bias[0, 0, 1] = -0.1  # x = -0.1
+    bias[1, 1, 1] = 0.1  # x = 3.1
+    bias[1, 0, 1] = 3.0  # x = 3
+    bias[0, 1, 0] = -0.1  # y = -0.1
+    bias[1, 1, 0] = 1.9  # y = 3.9
+    layer.kernel_generator.bias.data.copy_(bias.flatten())
+    with record_offsets(layer) as records:
+        layer(image())
+    torch.testing.assert_close(records[""].clipped.item(), 3 / 12)
+
+
 def test_a_compiled_model_is_recorded_too():
     torch.compiler.reset()
     model = nn.Sequential(stir(build("local_dk")))

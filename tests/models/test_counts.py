@@ -12,6 +12,7 @@ from torch import nn
 
 from dkcls.layers import CondConv2d, GlobalDeformKernel2d, LocalDeformKernel2d, StaticScope2d
 from dkcls.models import PAPER, count_activations, count_macs, count_parameters
+from dkcls.models.paper import PAPER_DETECTION
 from tests.models.common import VARIANTS, create
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "summarize_models.py"
@@ -20,6 +21,41 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "summarize_models.py"
 def on_meta(name: str, **arguments) -> nn.Module:
     with torch.device("meta"):
         return timm.create_model(name, **arguments)
+
+
+# Tables 1 and 2 of the paper: top-1 and GFLOPs; tables 3 and 4: AP, of small, medium and large objects.
+PRINTED = """
+    resnet50 76.7 3.86
+    resnet50_dw 76.3 3.82 / 36.6 22.1 39.9 46.6
+    resnet50_dw_local3 77.4 4.32
+    resnet50_dw_local4 78.1 4.32 / 37.8 23.4 41.6 48.2
+    resnet50_dw_local5 77.8 4.32
+    resnet50_dw_local9 77.4 4.32
+    resnet50_dw_global4 77.6 3.82 / 36.7 22.6 40.2 46.9
+    resnet50_dw_point2_global4 77.9 4.09 / 37.1 23.1 40.6 46.6
+    resnet50_dw_point2_local4 78.5 4.60 / 38.4 23.4 42.0 49.4
+    resnet50_dw_cond 77.6 7.13 / 36.3 22.1 39.3 47.0
+    resnet50_dw_cond_local4 78.9 7.61 / 38.0 23.4 41.9 48.4
+    resnet50_dw_dcn 78.0 4.10 / 39.9 24.0 43.4 52.6
+    resnet50_dw_dcn_local4 79.0 4.60 / 40.6 24.6 43.9 53.3
+    mobilenetv2_100 71.9 0.31 / 31.3 18.6 33.7 40.4
+    mobilenetv2_100_global4 73.6 0.31 / 32.5 19.6 35.8 41.9
+    mobilenetv2_100_point2_global4 74.5 0.34 / 32.9 19.4 35.5 42.8
+    mobilenetv2_100_local4 74.1 0.73 / 32.9 19.5 36.0 42.5
+    mobilenetv2_100_point2_local4 74.8 0.76 / 33.7 20.2 36.7 44.0
+    mobilenetv2_100_cond 74.3 2.19 / 33.2 20.5 35.6 43.3
+    mobilenetv2_100_cond_local4 75.5 2.48 / 34.3 20.2 37.3 44.7
+    mobilenetv2_100_dcn 73.2 0.52 / 34.4 20.5 37.0 44.7
+    mobilenetv2_100_dcn_local4 74.4 0.93 / 35.6 20.6 38.5 47.3
+"""
+
+
+def test_the_papers_figures_are_as_printed():
+    rows = [line.split() for line in PRINTED.strip().splitlines()]
+    classification = {row[0]: (float(row[1]), float(row[2])) for row in rows}
+    assert {row.name: (row.top1, row.gflops_printed) for row in PAPER} == classification
+    detection = {row[0]: tuple(map(float, row[4:])) for row in rows if len(row) > 3}
+    assert {row.name: tuple(row[1:]) for row in PAPER_DETECTION} == detection
 
 
 @pytest.mark.parametrize("row", PAPER, ids=lambda row: row.name)
@@ -78,6 +114,22 @@ def test_counting_leaves_the_model_alone(key):
 def test_input_size_is_checked():
     with pytest.raises(ValueError, match=r"input_size must be \[C, H, W\], got \[32, 32\]"):
         count_macs(create(), (32, 32))
+
+
+def test_a_network_of_double_precision_counts_the_same():
+    model = create(spatial="local_dk")
+    for count in (count_macs, count_activations):
+        expected = count(model, (1, 32, 32))
+        assert count(model.double(), (1, 32, 32)) == expected
+        model.float()
+
+
+def test_a_count_that_fails_leaves_no_hooks():
+    model = create()
+    for count in (count_macs, count_activations):
+        with pytest.raises(RuntimeError):
+            count(model, (3, 32, 32))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Initial weights: timm's rules, one function for all variants of a seed, and generators that stay at zero."""
 
 import math
+from functools import cache
 
 import pytest
 import timm
@@ -11,7 +12,8 @@ from torch import nn
 
 from dkcls.layers import CondConv2d, DynamicConv2d, offset_generators
 from dkcls.layers.generators import Routing
-from dkcls.models import PAPER
+from dkcls.models import PAPER, Variant
+from dkcls.models.init import init_weights_
 from tests.models.common import VARIANTS, awake, create, images
 
 MOVED = [key for key in VARIANTS if key != "rigid"]
@@ -19,11 +21,17 @@ MOVED = [key for key in VARIANTS if key != "rigid"]
 FRESH = [row for row in PAPER if row.arguments and row.name != "resnet50_dw_point2_local4"]
 
 
+@cache
+def rigid_output(base: str) -> torch.Tensor:
+    with torch.no_grad():
+        return awake(create(base, num_classes=9))(images(3, (64, 64)))
+
+
 @pytest.mark.parametrize("row", FRESH, ids=lambda row: row.name)
+@torch.no_grad()
 def test_a_fresh_network_is_the_rigid_one(row):
-    x = images(3, (64, 64))
-    rigid, model = (awake(create(name, num_classes=9)) for name in (row.base, row.name))
-    expected = rigid(x)
+    x, model = images(3, (64, 64)), awake(create(row.name, num_classes=9))
+    expected = rigid_output(row.base)
     assert expected.std() > 1e-3
     torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
@@ -41,9 +49,14 @@ def test_what_is_rigid_is_equal_to_the_bit(key, options):
     assert compared > 30
 
 
+@cache
+def large_rigid() -> dict[str, torch.Tensor]:
+    return create("resnet50_dw").state_dict()
+
+
 @pytest.mark.parametrize("name", ["resnet50_dw_cond_local4", "resnet50_dw_dcn"])
 def test_so_it_is_in_the_large_network(name):
-    rigid, model = create("resnet50_dw").state_dict(), create(name).state_dict()
+    rigid, model = large_rigid(), create(name).state_dict()
     for key in ("conv1.weight", "layer3.0.downsample.0.weight", "layer4.2.bn3.weight", "fc.weight", "fc.bias"):
         assert torch.equal(model[key], rigid[key])
 
@@ -137,6 +150,16 @@ def test_meta_then_to_empty_then_init(name, key):
     expected = create(name, **VARIANTS[key] | {"pointwise": "rigid"}).state_dict()
     for tensor_name, tensor in model.state_dict().items():
         assert torch.equal(tensor, expected[tensor_name]), tensor_name
+
+
+def test_every_normalisation_starts_as_it_is_built():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm(4))
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, 7.0)
+    init_weights_(net, Variant(), per_group=True)
+    for norm in net[1:]:
+        assert norm.weight.tolist() == [1.0] * 4
+        assert norm.bias.tolist() == [0.0] * 4
 
 
 def test_init_weights_is_random_but_seeded():

@@ -6,12 +6,15 @@ import io
 import pytest
 import timm
 import torch
+from timm.layers import DropPath
 from timm.models import list_models
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dkcls.layers import DynamicConv2d, offset_generators
-from tests.models.common import OWN_NAMES, VARIANTS, awake, create, images, shapes_of, stir
+from dkcls.models import Variant
+from dkcls.models.resnet_dw import Bottleneck
+from tests.models.common import OWN_NAMES, VARIANTS, awake, create, drawn_once, images, shapes_of, stir
 
 RESNET = [64, 256, 512, 1024, 2048]
 MOBILENET = [16, 24, 32, 96, 320]
@@ -24,10 +27,82 @@ def test_all_names_are_registered():
         assert timm.model_entrypoint(name).__module__.startswith("timm.")
 
 
+def test_drop_path_drops_the_branch_and_keeps_the_shortcut():
+    torch.manual_seed(0)
+    x = torch.randn(4, 24, 5, 5)
+    block = create(drop_path_rate=0.1).blocks[1][1]
+    assert not torch.equal(block.eval()(x), x)
+    block.drop_path.drop_prob = 1.0
+    assert torch.equal(block.train()(x), x)
+    x = torch.randn(4, 256, 3, 3)
+    block = Bottleneck(256, 64, variant=Variant(), drop_path=DropPath(1.0))
+    assert not torch.equal(block.eval()(x), x.relu())
+    assert torch.equal(block.train()(x), x.relu())
+
+
+@pytest.mark.parametrize("name", ["resnet50_dw", "mobilenetv2_nano"])
+def test_dropout_is_before_the_classifier(name):
+    """At a rate of 1 only the bias is left; the classifier alone has numbers."""
+    with torch.device("meta"):
+        model = timm.create_model(name, drop_rate=1.0, num_classes=3)
+    classifier = model.get_classifier().to_empty(device="cpu")
+    nn.init.ones_(classifier.weight)
+    classifier.bias.data.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    features = torch.ones(2, model.num_features, 2, 2)
+    assert model.train().forward_head(features).tolist() == [[1.0, 2.0, 3.0]] * 2
+    assert model.eval().forward_head(features)[0].tolist() == [model.num_features + b for b in (1, 2, 3)]
+
+
+def test_the_activation_is_the_one_asked_for():
+    model = create(act_layer=nn.ELU)
+    assert not any(isinstance(module, (nn.ReLU, nn.ReLU6)) for module in model.modules())
+    out = model.bn1(model.conv_stem(images() * 9))
+    assert -1 <= out.min() < -0.5
+    assert out.max() > 2
+    with torch.device("meta"):
+        model = timm.create_model("resnet50_dw", act_layer=nn.ELU)
+    assert sum(isinstance(module, nn.ELU) for module in model.modules()) == 1 + 3 * 16
+    assert not any(isinstance(module, nn.ReLU) for module in model.modules())
+
+
+@pytest.mark.parametrize(("theirs", "width"), [("mobilenetv2_050", 0.5), ("mobilenetv2_140", 1.4)])
+def test_widths_are_timms(theirs, width):
+    with torch.device("meta"):
+        ours, theirs = timm.create_model("mobilenetv2_dw", width=width), timm.create_model(theirs)
+    assert {n: t.shape for n, t in ours.state_dict().items()} == {n: t.shape for n, t in theirs.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", OWN_NAMES)
+def test_what_timm_knows_of_the_images(name):
+    expected = {
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bilinear",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "num_classes": 1000,
+    }
+    if name == "mobilenetv2_nano":
+        expected |= {"input_size": (1, 32, 32), "pool_size": (4, 4), "crop_pct": 1.0}
+        expected |= {"mean": (0.15,), "std": (0.25,), "num_classes": 10}
+    cfg = timm.get_pretrained_cfg(name).to_dict()
+    assert {key: cfg[key] for key in expected} == expected
+
+
+def test_width_of_the_small_network():
+    sizes = [sum(p.numel() for p in create(width=w).parameters()) for w in (0.5, 0.9, 1.0, 1.1, 1.5)]
+    assert sizes == sorted(set(sizes))
+    assert create(width=1.5, spatial="local_dk").eval()(images()).shape == (2, 10)
+    assert [create(width=w).num_features for w in (0.5, 1.5)] == [64, 192]
+    with pytest.raises(ValueError, match="width must be above 0, got 0"):
+        create(width=0)
+
+
 @pytest.mark.parametrize("name", OWN_NAMES)
 def test_a_train_step(name):
     """Odd sizes, channels_last, one channel in: every parameter gets a gradient, and the step changes the output."""
-    model = create(name, in_chans=1, num_classes=3).to(memory_format=torch.channels_last)
+    model = drawn_once(name, in_chans=1, num_classes=3).to(memory_format=torch.channels_last)
     for module in model.modules():
         if hasattr(module, "zero_init_last"):
             nn.init.ones_(module.bn3.weight)
@@ -42,7 +117,8 @@ def test_a_train_step(name):
     assert bool(moving) == any(part in name for part in ("local", "global", "dcn"))
     assert all(generator.weight.grad.any() for generator in moving.values())
     torch.optim.SGD(model.parameters(), 0.01).step()
-    assert not torch.equal(model(x), out)
+    with torch.no_grad():
+        assert not torch.equal(model(x), out)
 
 
 @pytest.mark.parametrize("name", OWN_NAMES)
@@ -203,11 +279,3 @@ def test_exports(key):
     model, x = stir(create(**VARIANTS[key])).eval(), images(n=3)
     program = torch.export.export(model, (images(),), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},))
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-def test_width_of_the_small_network():
-    sizes = [sum(p.numel() for p in create(width=w).parameters()) for w in (0.5, 0.9, 1.0, 1.1, 1.5)]
-    assert sizes == sorted(set(sizes))
-    assert create(width=1.5, spatial="local_dk").eval()(images()).shape == (2, 10)
-    with pytest.raises(ValueError, match="width must be above 0, got 0"):
-        create(width=0)

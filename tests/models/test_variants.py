@@ -65,6 +65,13 @@ def test_wrong_values(arguments, message):
         timm.create_model("mobilenetv2_nano", **arguments)
 
 
+@pytest.mark.parametrize("name", ["resnet50_dw", "mobilenetv2_nano"])
+def test_device_is_that_of_every_tensor(name):
+    for arguments in ({"spatial": "dcn_local_dk", "pointwise": "cond"}, {"spatial": "cond", "pointwise": "global_dk"}, {}):
+        model = timm.create_model(name, device="meta", **arguments)
+        assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
+
+
 def test_a_variant_can_be_used_without_timm():
     conv = Variant(spatial="dcn").spatial_conv(8, 2, 1, deformable=False)
     assert type(conv) is torch.nn.Conv2d

@@ -44,6 +44,26 @@ def test_gradcheck(shape, clip):
     torch.autograd.gradcheck(lambda *t: global_deform_kernel2d(*t, **options), tensors, fast_mode=True)
 
 
+@pytest.mark.parametrize("channels", [1, 2])  # depthwise, and two outputs of one input
+def test_grid_and_clip_by_value(channels):
+    def run(offset: float, pixel: float = 1.0, **options) -> tuple[list[float], float]:
+        """What one row of two taps gives over the scope [1, 3, 7], and the gradient of its last offset."""
+        weight = torch.tensor([1.0, 3.0, 7.0]).expand(channels, 1, 1, 3)
+        offsets = torch.tensor([[0.0, 0.0, 0.0, offset]]).requires_grad_()
+        x = torch.tensor([10.0, pixel]).view(1, 1, 1, 2)
+        out = global_deform_kernel2d(x, weight, offsets, kernel_size=(1, 2), **options)
+        out.sum().backward()
+        return out.flatten().tolist(), offsets.grad[0, 3].item()
+
+    assert run(0.0) == ([10 * 2 + 5] * channels, 4 * channels)  # the grid is 0.5, 1.5
+    assert run(-0.5, grid="spread") == ([10 * 1 + 5] * channels, 4 * channels)  # 0, 2
+    assert run(-0.25, grid=0.5) == ([10 * 2.5 + 3] * channels, 4 * channels)  # 0.75, 1.25
+    assert run(2.0) == ([10 * 2 + 7] * channels, 0)
+    assert run(2.0, clip="projected") == ([10 * 2 + 7] * channels, 4 * channels)
+    assert run(2.0, -1.0, clip="projected") == ([10 * 2 - 7] * channels, 0)
+    assert run(-2.0, -1.0, clip="projected") == ([10 * 2 - 1] * channels, -2 * channels)
+
+
 @pytest.mark.parametrize("shape", [(6, 40, 1, (2, 2), 1, 1, 0, 1), (6, 40, 2, (3, 3), 3, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_chunks_change_nothing(shape, channels_last, monkeypatch):

@@ -1,0 +1,142 @@
+"""What eval.py's options do to the figures, and which data and outputs they are of."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dkcls.config import DataConfig, EvalConfig, ModelConfig
+from dkcls.data import create_dataset
+from dkcls.engine.checkpoint import write
+from dkcls.engine.distributed import World
+from dkcls.engine.errors import UserError
+from dkcls.engine.network import load_network
+from dkcls.tasks import detection, evaluate_checkpoint
+from dkcls.tasks.classification_eval import outputs_of
+from dkcls.tasks.evaluation import data_of
+from dkcls.tasks.predict import Predictor
+from tests.configs.test_configs import config_of
+from tests.detection.common import TINY
+from tests.engine.checkpoints import write_checkpoint
+
+CPU = World(torch.device("cpu"))
+DATA = DataConfig(name="synthetic", image_size=32, length=8, num_classes=10, workers=0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "a.pt", DATA))
+
+
+@pytest.fixture(scope="module")
+def by_hand(checkpoint):
+    """The logits of normalised images, by the network as it is loaded."""
+    network = load_network(ModelConfig(pretrained=checkpoint))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (network.input.mean, network.input.std))
+
+    @torch.no_grad()
+    def logits(images):
+        return network.model.eval()(((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)).float()
+
+    return logits
+
+
+@pytest.fixture(scope="module")
+def val():
+    """The images of the evaluation and their classes."""
+    return create_dataset(split="val", **DATA.dataset_arguments()).load(np.arange(8)).batch
+
+
+def loss_of(checkpoint: str, **options) -> float:
+    result = evaluate_checkpoint(checkpoint, EvalConfig(**options), [], CPU)
+    assert result["images"] == 8
+    return result["loss"]
+
+
+def test_flip_is_the_mean_of_both_probabilities(checkpoint, by_hand, val):
+    shares = [by_hand(images).double().softmax(1)[torch.arange(8), val.targets] for images in (val.images, val.images.flip(3))]
+    assert loss_of(checkpoint) == pytest.approx(-shares[0].log().mean().item(), rel=1e-5)
+    assert loss_of(checkpoint, flip=True) == pytest.approx(-((shares[0] + shares[1]) / 2).log().mean().item(), rel=1e-5)
+    assert (shares[0] - shares[1]).abs().max() > 1e-3
+
+
+def test_precision_is_that_of_the_network(checkpoint, by_hand, val):
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = by_hand(val.images)
+    expected = torch.nn.functional.cross_entropy(logits.double(), val.targets).item()
+    assert loss_of(checkpoint, precision="bf16") == pytest.approx(expected, rel=1e-6)
+    assert loss_of(checkpoint) != pytest.approx(expected, rel=1e-6)
+
+
+def test_predictions_are_of_the_precision_asked_for(checkpoint, by_hand, val, tmp_path):
+    for number, image in enumerate(val.images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
+    network = load_network(ModelConfig(pretrained=checkpoint))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = by_hand(val.images)
+    assert not torch.equal(half, by_hand(val.images))
+    for precision, logits in (("bf16", half), ("fp32", by_hand(val.images))):
+        said = list(Predictor(network, CPU.device, top=1, precision=precision)([str(tmp_path / f"{i}.png") for i in range(8)]))
+        expected = logits.softmax(1).amax(1).tolist()
+        assert [share for row in said for share in row.probabilities] == pytest.approx(expected, rel=1e-5)
+
+
+class OtherRankHasBadFiles(World):
+    def any(self, *flags):
+        return [True] * len(flags)
+
+
+def test_bad_files_of_any_rank_end_the_evaluation_on_all(checkpoint):
+    with pytest.raises(UserError, match=r"more than 0\.10% of the images cannot be read"):
+        evaluate_checkpoint(checkpoint, EvalConfig(), [], OtherRankHasBadFiles(CPU.device))
+
+
+TRAINED = DataConfig(name="synthetic", image_size=32, crop_ratio=0.9)
+ASKED = DataConfig(name="imagenet", image_size=48, crop_ratio=0.5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], ("synthetic", 40, 0.9)),
+        (["data=imagenet"], ("imagenet", 40, 0.5)),
+        (["data.image_size=48"], ("synthetic", 48, 0.9)),
+        (["+data.image_size=48", "++data.crop_ratio=0.5"], ("synthetic", 48, 0.5)),
+        (["~data.crop_ratio=0.9"], ("synthetic", 40, 0.5)),
+        (["seed=3", "model.data=3"], ("synthetic", 40, 0.9)),
+    ],
+)
+def test_the_command_line_then_the_network_then_the_run_say_which_data(overrides, expected):
+    data = data_of(TRAINED, ASKED, overrides, image_size=40)
+    assert (data.name, data.image_size, data.crop_ratio) == expected
+
+
+def test_without_a_run_the_data_is_what_was_asked_for():
+    assert data_of(None, ASKED, []) == ASKED
+
+
+def network_of(num_classes: int, classes: list[str] | None = None) -> SimpleNamespace:
+    return SimpleNamespace(path="w.pt", num_classes=num_classes, classes=classes)
+
+
+def test_outputs_by_the_names_of_classes():
+    """ImageNet's tench, goldfish and toilet tissue are 0, 1 and 999."""
+    names = ["n15075141", "n01440764", "n01443537"]
+    assert outputs_of(network_of(1000), names) == [999, 0, 1]
+    assert outputs_of(network_of(3), names) == [0, 1, 2]
+    assert outputs_of(network_of(4, ["d", "c", "b", "a"]), ["a", "c"]) == [3, 1]
+    with pytest.raises(UserError, match=r"w\.pt is for 1000 classes, the data has 2"):
+        outputs_of(network_of(1000), ["cat", "n01440764"])
+    with pytest.raises(UserError, match=r"w\.pt has no class cat: its 2 classes are a, b"):
+        outputs_of(network_of(2, ["a", "b"]), ["cat", "a"])
+
+
+def test_a_detector_is_not_evaluated_on_other_classes(tmp_path):
+    """As many, in another order."""
+    parts = detection.build(config_of(*TINY, "data.workers=0"), CPU)
+    state = {**parts.facts, "model": parts.model.state_dict(), "ema": None}
+    write(tmp_path / "a.pt", state | {"classes": state["classes"][::-1]})
+    with pytest.raises(UserError, match=r"a\.pt finds Ankle boot, Bag, .*; the data has T-shirt, Trouser"):
+        evaluate_checkpoint(str(tmp_path / "a.pt"), EvalConfig(), [], CPU)
