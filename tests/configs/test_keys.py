@@ -516,8 +516,8 @@ ROWS: dict[str, Row | str] = {
     ),
     "model.experts": Row(
         5,
-        lambda config: network(config).blocks[1][0].conv_pw.routing.out_features,
-        2,
+        lambda config: network(config).blocks[1][0].conv_pw.experts,
+        8,
         5,
         {"model.pointwise": "cond"},
     ),
@@ -655,20 +655,15 @@ def check(kind: type, key: str, row: Row | str, always: dict[str, Any], request:
         file, name = row.split("::")
         assert f"\ndef {name}(" in (ROOT / file).read_text()
         return
-    seen = []
+    seen, needed = [], list(inspect.signature(row.see).parameters)[1:]
     for keys in (always | row.given, always | row.given | {key: row.value}):
-        config = config_with(kind, keys)
-        needed = list(inspect.signature(row.see).parameters)[1:]
+        folder = request.getfixturevalue("tmp_path") / str(len(seen))
+        folder.mkdir()
         with pytest.MonkeyPatch.context() as monkeypatch:
-            folder = request.getfixturevalue("tmp_path") / str(len(seen))
-            folder.mkdir()
             own = {"monkeypatch": monkeypatch, "tmp_path": folder}
-            seen.append(
-                row.see(
-                    config,
-                    **{name: own[name] if name in own else request.getfixturevalue(name) for name in needed},
-                )
-            )
+            shared = {name: request.getfixturevalue(name) for name in needed if name not in own}
+            config = config_with(kind, keys)
+            seen.append(row.see(config, **shared, **{name: own[name] for name in needed if name in own}))
     assert not same_bits(*seen), f"{key}={row.value} changes nothing"
     for got, expected in zip(seen, (row.before, row.after), strict=True):
         assert expected is UNKNOWN or got == expected

@@ -52,6 +52,7 @@ class Ended(BaseException):
         (0, [0, 0, 80], "error: rank 2 has not been heard of"),
         (1, [0, 0, 80], ""),
     ],
+    ids=["store", "second", "third", "first", "other"],
 )
 def test_who_hears_nothing_ends_and_the_first_of_them_says_why(monkeypatch, capsys, rank, ages, words):
     def end(code):

@@ -114,7 +114,7 @@ class Blocks(nn.Module):
         (["blocks.1.weight", "classifier"], {"blocks.1.weight", "classifier.weight", "classifier.bias"}),
         ("backbone", {f"blocks.{i}.{kind}" for i in range(11) for kind in ("weight", "bias")}),
     ],
-    ids=["nothing", "a block", "parameters", "backbone"],
+    ids=["nothing", "block", "parameters", "backbone"],
 )
 def test_frozen_is_what_is_named(names, frozen):
     model = Blocks()
