@@ -10,6 +10,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from multiprocessing.sharedctypes import RawValue
 from typing import Any, Generic
 
 import torch
@@ -59,6 +61,26 @@ def _wait_for_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+class Flag:
+    """An event without a lock: a worker that is killed while it asks leaves nothing locked behind."""
+
+    def __init__(self) -> None:
+        self._value = RawValue("b", 0)
+
+    def is_set(self) -> bool:
+        return bool(self._value.value)
+
+    def set(self) -> None:
+        self._value.value = 1
+
+
+class WorkerContext(ForkServerContext):
+    """A fork server whose events are flags: all that the DataLoader does with them is to set and to ask."""
+
+    def Event(self) -> Any:
+        return Flag()
 
 
 def start(loader: DataLoader, dataset: BatchDataset) -> Iterator[Any]:
@@ -144,6 +166,8 @@ class Loader(Generic[B]):
     def _dead_workers(self) -> str:
         """The workers that ended, or do within a second."""
         workers = getattr(self._loader._iterator, "_workers", [])
+        if not workers:
+            return ""
         multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=1)
         return ", ".join(f"pid {worker.pid}, exit code {worker.exitcode}" for worker in workers if worker.exitcode is not None)
 
@@ -194,7 +218,7 @@ def worker_options(workers: int, prefetch: int = 2) -> dict[str, Any]:
     """What a DataLoader is told of its workers."""
     if not workers:
         return {"num_workers": 0}
-    context = multiprocessing.get_context("forkserver")
+    context = WorkerContext()
     context.set_forkserver_preload(["dkcls.data"])  # imported once, not by every worker
     forkserver.ensure_running()  # and from now on, while this process does other things
     return {

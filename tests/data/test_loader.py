@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -142,6 +144,43 @@ def test_killed_workers_go_on_in_an_epoch_that_was_resumed_midway_and_in_an_eval
     loader.set_state(0, position)
     assert_same_batches(batches_with_kills(loader, (3,)), whole[position * options["accumulation"] :])
     assert loader.worker_restarts == 0
+
+
+class DiesWithTheLock(Numbers):
+    """In its first epoch, a worker dies while it asks whether it is done."""
+
+    def load(self, indices, epoch=0):
+        if epoch == 0 and torch.utils.data.get_worker_info() is not None and not self.mark.exists():
+            frame = sys._getframe()
+            while "done_event" not in frame.f_locals:
+                frame = frame.f_back
+            done = frame.f_locals["done_event"]
+            self.mark.touch()
+            getattr(done, "_cond", nullcontext()).__enter__()
+            os._exit(9)
+        return super().load(indices)
+
+
+def read_all(dataset, connection):
+    _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)
+    loader = create_loader(dataset, 2, training=True, workers=1, worker_restarts=1)
+    connection.send([batch.indices.tolist() for batch in loader])
+
+
+def test_a_worker_killed_within_its_event_locks_nobody_out(tmp_path):
+    dataset = DiesWithTheLock(20)
+    dataset.mark = tmp_path / "died"
+    context = multiprocessing.get_context("forkserver")
+    ours, its = context.Pipe()
+    reader = context.Process(target=read_all, args=(dataset, its))  # else a failure is a test without an end
+    reader.start()
+    try:
+        assert ours.poll(60)
+        found = ours.recv()
+    finally:
+        reader.kill()
+    assert found == [batch.indices.tolist() for batch in create_loader(Numbers(20), 2, training=True)]
+    assert dataset.mark.exists()
 
 
 @pytest.mark.usefixtures("impatient")
