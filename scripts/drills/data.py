@@ -40,7 +40,7 @@ def not_finite(lab: Lab) -> Row:
     row = Row("NaN or inf on one of two ranks")
     for value in ("nan", "inf")[: lab.many(2, 1)]:
         folder = lab.folder / value
-        process = start(folder, *SHORT, "train.max_bad_steps=2", ranks=2, fault=f"poison:{value}:1:3+4+9")
+        process = start_ranks(folder, *SHORT, "train.max_bad_steps=2", ranks=2, fault=f"poison:{value}:1:3+4+9")
         problems = sentence(process, 0, "step 4: loss or gradient is not finite, step skipped (2 in a row, 2 allowed)")
         ends = {line.split()[-1] for line in process.said().splitlines() if "ends with weights" in line}
         problems += [f"ranks end with other weights: {ends}"] if len(ends) != 1 else []

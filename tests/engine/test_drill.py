@@ -1,11 +1,12 @@
 """The drills in their short form: `make drill` does the same at length."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.engine.common import ROOT
+from tests.engine.common import ROOT, run_here
 
 
 @pytest.mark.xdist_group("test_drill")
@@ -18,8 +19,8 @@ def test_nothing_is_lost(tmp_path):
     assert all(row.endswith("| nothing |") for row in rows)
 
 
-def test_a_drill_that_there_is_not(tmp_path):
-    command = [sys.executable, str(ROOT / "scripts/drill.py"), "only=[earthquake]"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: only must be of kill, kill_rank, ")
+def test_a_drill_that_there_is_not(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # the script changes it
+    assert run_here(monkeypatch, tmp_path, "only=[earthquake]", script="scripts/drill.py") == 1
+    assert capsys.readouterr().err.startswith("error: only must be of kill, kill_rank, ")

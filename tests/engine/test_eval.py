@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from torch import nn
 from dkcls.classification.figures import Figures
 from dkcls.data import Batch
 from tests.engine.checkpoints import write_checkpoint, write_images
-from tests.engine.common import ROOT, metric_lines, run_here
+from tests.engine.common import metric_lines, on_ranks, run_here
 from tests.models.common import awake, create
 
 
@@ -217,14 +214,14 @@ def test_each_image_counts_once_whatever_the_ranks(ranks, tmp_path, evaluate):
     [one] = evaluate(*arguments)
     classes = (tmp_path / "classes.csv").read_text()
     (tmp_path / "classes.csv").unlink()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(ROOT / "eval.py")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [*launch, *arguments, "json=ranks.json"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+
+    def work():
+        return run_here(pytest.MonkeyPatch(), tmp_path, *arguments, "json=ranks.json", script="eval.py")
+
+    assert on_ranks(tmp_path, work, ranks) == [0] * ranks
     [several] = json.loads((tmp_path / "ranks.json").read_text())
     assert one["images"] == several["images"] == 23
     assert (one["top1"], one["top5"]) == (several["top1"], several["top5"])
     assert without_clock(one) == pytest.approx(without_clock(several), rel=1e-5)
     assert (tmp_path / "classes.csv").read_text() == classes
-    assert done.stdout.count("a.pt") == 1
+    assert [(tmp_path / f"rank{rank}.txt").read_text().count("| a.pt |") for rank in range(ranks)] == [1, 0, 0][:ranks]
