@@ -7,6 +7,7 @@ in `FREE` may change when a run goes on; all others make another run.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -286,6 +287,7 @@ def check_device(prefix: str, device: str, precision: str) -> None:
     _check(f"{prefix}precision", precision, precision in ("fp32", "bf16", "fp16"), "fp32, bf16 or fp16")
 
 
+@cache
 def register() -> None:
     """Tells Hydra of the schemas: `- schema` or `- eval_schema` in a defaults list."""
     ConfigStore.instance().store(name="schema", node=Config)

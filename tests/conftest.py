@@ -1,14 +1,35 @@
 """Where Triton kernels run: in Triton's interpreter with TRITON_INTERPRET=1, else on a GPU, else nowhere."""
 
+import gc
 import os
 
 # Read when torch is imported, here and in all that tests start: workers of pytest-xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from functools import cache
+
 import pytest
 import torch
 
 from dkcls.ops.checks import interpreting
+
+if interpreting():
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_language = interpreter._patch_lang
+
+    @cache
+    def languages(fn):
+        return [value for value in fn.__globals__.values() if value in (tl, tl.core)]
+
+    def patch_language_once(fn):
+        """Skip what Triton does again in every call of a device function: its kernel's launch has done it."""
+        if any(tl.core.is_builtin(language.arange) for language in languages(fn)):
+            return patch_language(fn)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_language_once  # a third of the interpreter's time
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -23,6 +44,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(no_gpu)
+
+
+def pytest_collection_finish():
+    """Leave what is imported by now out of garbage collections, of which each would look at all of it."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from dkcls.engine.errors import UserError
 from dkcls.engine.weights import read_weights
 
 from .lab import (
+    BOARD,
     SHORT,
     Lab,
     Process,
@@ -171,7 +172,7 @@ def disk_full(lab: Lab) -> Row:
     row = Row("disk full while saving, or while metrics are written")
     expected = lab.expected(*SHORT)
     for reaction in ("continue", "stop")[: lab.many(2, 1)]:
-        overrides = (*SHORT[:1], f"train.on_save_error={reaction}")
+        overrides = (*BOARD, f"train.on_save_error={reaction}")
         if _can_mount():
             folder = lab.folder / f"full_{reaction}"
             process = start_on_small_disk(folder, *overrides)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import runpy
 import signal
@@ -18,7 +19,7 @@ import yaml
 from dkcls import tasks
 from dkcls.config import Config, valid_keys
 
-from .lab import ROOT, Lab, Row
+from .lab import ROOT, Lab, Row, fork_server
 
 SECONDS = 60  # for one try
 VALUES = (
@@ -41,26 +42,31 @@ GROUPS = ("model", "data", "optim", "schedule", "train", "log", "experiment", "h
 
 
 def fuzz(lab: Lab) -> Row:
-    """The whole way of train.py through Hydra, without the training."""
+    """The whole way of train.py through Hydra, without the training; in a process of its own, whose output is watched."""
+    found = lab.folder / "found.json"
+    process = fork_server().Process(target=_fuzz, args=(lab.folder, lab.random, lab.many(2000, 60), found))
+    process.start()
+    process.join()
     row = Row("random bytes and structures as overrides and as config files", outcome="composed or refused")
-    folder = lab.folder / "configs"
-    (folder / "experiment").mkdir(parents=True)
-    valid = [key for key in valid_keys() if not key.startswith(("name", "out"))]
-    before = os.getcwd(), tasks.train
-    os.chdir(lab.folder)
-    try:
-        for number in range(lab.many(2000, 60)):
-            words = overrides(lab.random, valid)
-            if number % 2:
-                content = config_file(lab.random, valid)
-                (folder / "experiment/x.yaml").write_bytes(content)
-                words = [f"--config-dir={folder}", "experiment=x", *words[: number % 4 // 3]]
-                row.check(attempt(words), f"try {number}, {words}, {content!r}")
-            else:
-                row.check(attempt(words), f"try {number}, {words}")
-    finally:
-        os.chdir(before[0])
+    for what, problems in json.loads(found.read_text()) if found.exists() else [("the process", ["it died"])]:
+        row.check(problems, what)
     return row
+
+
+def _fuzz(folder: Path, random: Random, count: int, found: Path) -> None:
+    """Write what each try was and what is wrong with its answer."""
+    (folder / "configs/experiment").mkdir(parents=True)
+    valid = [key for key in valid_keys() if not key.startswith(("name", "out"))]
+    os.chdir(folder)
+    tries = []
+    for number in range(count):
+        words, content = overrides(random, valid), b""
+        if number % 2:
+            content = config_file(random, valid)
+            (folder / "configs/experiment/x.yaml").write_bytes(content)
+            words = [f"--config-dir={folder / 'configs'}", "experiment=x", *words[: number % 4 // 3]]
+        tries.append((f"try {number}, {words}, {content!r}", attempt(words)))
+    found.write_text(json.dumps(tries))
 
 
 def attempt(words: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ SMALL = (
     "model.scope=4",
 )  # fmt: skip
 STEPS_PER_EPOCH = 25
-SHORT = ("schedule.epochs=1", "log.tensorboard=false", "train.batch_size=100", "data.length=2500")  # an epoch of 25 steps
+BOARD = ("schedule.epochs=1", "train.batch_size=100", "data.length=2500")  # an epoch of 25 steps
+SHORT = (*BOARD, "log.tensorboard=false")
+_one_at_a_time = Lock()  # of the runs that several drills compare with
 PATIENCE = 600.0  # seconds for anything to happen, on a machine that is busy with other work
 
 
@@ -136,9 +139,11 @@ def start(
 
 
 @cache
-def _fork_server() -> Any:
+def fork_server() -> Any:
+    """Processes of this context are forked from one that has imported all that train.py does."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dkcls.engine.run", "dkcls.analysis.curves", "hydra"])
+    modules = ["dkcls.tasks", "dkcls.analysis.curves", "dkcls.ops.deform_kernel.numba_kernels", "hydra"]
+    context.set_forkserver_preload(modules)
     return context
 
 
@@ -149,7 +154,7 @@ def start_imported(
     folder.mkdir(parents=True, exist_ok=True)
     path = path or output(folder)
     path.touch()
-    process = _fork_server().Process(target=_become_train, args=(folder, path, [*SMALL, *overrides], fault, environment or {}))
+    process = fork_server().Process(target=_become_train, args=(folder, path, [*SMALL, *overrides], fault, environment or {}))
     process.start()
 
     def wait(seconds: float) -> int | None:
@@ -159,14 +164,16 @@ def start_imported(
     return Process(process.pid, wait, path)
 
 
-def start_ranks(folder: Path, *overrides: str, ranks: int, fault: str = "") -> Process:
+def start_ranks(
+    folder: Path, *overrides: str, ranks: int, fault: str = "", environment: dict[str, str] | None = None
+) -> Process:
     """The same for several ranks, which are told of each other as torchrun would tell them. The first one is the process."""
     if ranks == 1:
-        return start_imported(folder, *overrides, fault=fault)
+        return start_imported(folder, *overrides, fault=fault, environment=environment)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(environment or {})}
     path = output(folder)
     started = [
         start_imported(folder, *overrides, fault=fault, path=path, environment=common | {"RANK": rank, "LOCAL_RANK": rank})
@@ -208,13 +215,14 @@ class Lab:
     def expected(self, *overrides: str, ranks: int = 1, **options: Any) -> Path:
         """The folder of a run to which nothing happened; made once for all drills."""
         key = (ranks, *overrides)
-        if key not in self._expected:
-            folder = self.folder.parent / f"expected{len(self._expected)}"
-            process = start_ranks(folder, *overrides, ranks=ranks, **options)
-            if process.wait() != 0:
-                raise RuntimeError(f"a run to which nothing happened failed: {process.said()}")
-            self._expected[key] = folder
-        return self._expected[key]
+        with _one_at_a_time:
+            if key not in self._expected:
+                folder = self.folder.parent / f"expected{len(self._expected)}"
+                process = start_ranks(folder, *overrides, ranks=ranks, **options)
+                if process.wait() != 0:
+                    raise RuntimeError(f"a run to which nothing happened failed: {process.said()}")
+                self._expected[key] = folder
+            return self._expected[key]
 
 
 def until(condition: Callable[[], Any], process: Process | None = None, seconds: float = PATIENCE) -> Any:

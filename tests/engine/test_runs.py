@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -12,7 +10,7 @@ from PIL import Image
 from dkcls.config import Config, ModelConfig
 from dkcls.engine.errors import UserError
 from dkcls.engine.runs import find_runs, group_runs, summarize
-from tests.engine.common import ROOT, SMALL, run_here
+from tests.engine.common import SMALL, run_here
 
 TOY = ("data.length=64", "train.batch_size=32", "schedule.epochs=1", "schedule.warmup_epochs=0")
 
@@ -63,17 +61,9 @@ def test_a_sweep_becomes_a_table_and_a_plot(tmp_path, monkeypatch, capsys):
         assert len(plot.convert("RGB").getcolors(plot.width * plot.height)) > 50
 
 
-def test_reproduce_from_training_to_plots(tmp_path):
-    command = [
-        sys.executable,
-        str(ROOT / "scripts/reproduce.py"),
-        "studies=[main]",
-        "rows=[rigid,local4]",
-        "seeds=[0,1]",
-        "jobs=1",
-    ]
-    done = subprocess.run([*command, f"overrides=[{','.join(TOY)}]"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_reproduce_from_training_to_plots(tmp_path, monkeypatch):
+    arguments = ("studies=[main]", "rows=[rigid,local4]", "seeds=[0,1]", "jobs=1", f"overrides=[{','.join(TOY)}]")
+    assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/reproduce.py") == 0
     out = tmp_path / "runs/reproduce"
     files = [
         f"report/{name}"
@@ -87,6 +77,5 @@ def test_reproduce_from_training_to_plots(tmp_path):
     assert f"| Does local DK beat rigid? | local 4 - rigid | {gain:+.2f}" in (out / "report/questions.md").read_text()
     assert len(test["rigid-0"]["by_scale"]) == 10
     times = {name: (out / f"{name}/test.json").stat().st_mtime_ns for name in test}
-    again = subprocess.run([*command, f"overrides=[{','.join(TOY)}]"], cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/reproduce.py") == 0
     assert {name: (out / f"{name}/test.json").stat().st_mtime_ns for name in test} == times

@@ -245,7 +245,7 @@ def test_compiling_is_announced_and_cached_until_a_source_changes(tmp_path):
     package = copytree(Path(dkcls.__file__).parent, tmp_path / "dkcls", ignore=lambda *_: ["__pycache__"])
 
     def announcements() -> int:
-        result = python(ONE_CALL, PYTHONPATH=str(tmp_path), NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+        result = python(ONE_CALL, PYTHONPATH=str(tmp_path), NUMBA_CACHE_DIR=str(tmp_path / "cache"), NUMBA_OPT="0")
         assert result.returncode == 0, result.stderr
         assert str(package) in result.stdout
         return result.stderr.count("compiling the CPU kernels")

@@ -107,9 +107,16 @@ def test_compiles_without_spills_or_atomics(arch, spec):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_instructions_per_element(arch, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "arch"),
+    [
+        (torch.float16, "sm_80"),
+        (torch.bfloat16, "sm_90"),
+        pytest.param(torch.float16, "sm_90", marks=pytest.mark.long),
+        pytest.param(torch.bfloat16, "sm_80", marks=pytest.mark.long),
+    ],
+)
+def test_instructions_per_element(dtype, arch):
     def per_element(spec):
         return count_instructions(compile_spec(spec, TARGETS[arch]), spec).per_element
 
