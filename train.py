@@ -3,6 +3,7 @@
 Overrides are Hydra's, `python train.py --help` lists them; `torchrun --nproc_per_node=8 train.py ...` runs on 8 GPUs.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dkcls.analysis.curves import plot_curves
-from dkcls.config import register, run_name, to_config
+from dkcls.config import asks_for_nothing, register, run_name, to_config
 from dkcls.engine import cli
 from dkcls.engine.run import print_table
 from dkcls.tasks import train
@@ -40,5 +41,14 @@ def show(result: dict[str, Any], run: str) -> None:
     print_table(result["name"], rows)
 
 
+def use_quickstart() -> None:
+    sys.argv.append("experiment=quickstart")
+    if os.environ.get("RANK", "0") == "0" and not {"-h", "--help"} & set(sys.argv):
+        asks = "experiment=, model= or data="
+        print(f"quickstart: a small network on the embedded data, since no {asks} is given", file=sys.stderr)
+
+
 if __name__ == "__main__":
+    if asks_for_nothing(sys.argv[1:]):
+        use_quickstart()
     sys.exit(cli.run(main))

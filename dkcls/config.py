@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+PRECISIONS = ("fp32", "bf16", "fp16")
 FREE = frozenset(
     {
         "name", "out", "resume", "data.root", "data.workers", "data.prefetch", "data.download", "data.bad_limit",
@@ -21,6 +22,10 @@ FREE = frozenset(
         "train.checkpoint_every", "train.keep", "log.every", "log.tensorboard", "log.images",
     }
 )  # fmt: skip
+
+
+# Without any of these, train.py trains the quickstart.
+ASKS = ("experiment", "model", "model.name", "model.pretrained", "data", "data.name", "task")
 
 
 @dataclass
@@ -53,7 +58,7 @@ class ModelConfig:
 class DataConfig:
     """A data set and what is done to its images."""
 
-    name: str = "deformed_fashion"  # imagefolder, tar, deformed_fashion, synthetic, cifar10, cifar100, fashion_mnist
+    name: str | None = None  # imagefolder, tar, deformed_fashion, synthetic, cifar10, cifar100, fashion_mnist
     root: str | None = None  # the folder with train/ and val/; the embedded sets have none
     image_size: int | None = None  # pixels; null: the set's own (ImageNet: 224)
     crop_ratio: float = 0.875  # evaluation: the part of the shorter side that the centre crop keeps
@@ -156,7 +161,7 @@ class TrainConfig:
     eval_every: int = 1  # epochs
     label_smoothing: float = 0.0
     ema_decay: float | None = None  # of an exponential moving average of the weights, such as 0.9999
-    precision: str = "fp32"  # fp32, bf16, fp16 (with loss scaling)
+    precision: str = "fp32"  # fp32, bf16, fp16 (with loss scaling); auto: bf16 where the device has it, else fp32
     channels_last: bool = True
     compile: bool = False  # torch.compile
     sync_bn: bool = False  # batch statistics over all ranks; CUDA only
@@ -173,7 +178,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for key in ("batch_size", "accumulation", "eval_every", "keep"):
             _check(f"train.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
-        check_device("train.", self.device, self.precision)
+        check_device("train.", self.device)
+        _check("train.precision", self.precision, self.precision in (*PRECISIONS, "auto"), f"{', '.join(PRECISIONS)} or auto")
         _check("train.on_save_error", self.on_save_error, self.on_save_error in ("stop", "continue"), "stop or continue")
         _check("train.label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 1, "from 0 to below 1")
         _check("train.ema_decay", self.ema_decay, self.ema_decay is None or 0 < self.ema_decay < 1, "between 0 and 1")
@@ -273,7 +279,8 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
-        check_device("", self.device, self.precision)
+        check_device("", self.device)
+        check_precision(self.precision)
         _check("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
 
 
@@ -281,10 +288,13 @@ def check_weights(weights: str) -> None:
     _check("weights", weights, weights in ("auto", "ema", "model"), "auto, ema or model")
 
 
-def check_device(prefix: str, device: str, precision: str) -> None:
-    """`prefix`: of the keys."""
+def check_device(prefix: str, device: str) -> None:
+    """`prefix`: of the key."""
     _check(f"{prefix}device", device, device in ("auto", "cpu", "cuda"), "auto, cpu or cuda")
-    _check(f"{prefix}precision", precision, precision in ("fp32", "bf16", "fp16"), "fp32, bf16 or fp16")
+
+
+def check_precision(precision: str) -> None:
+    _check("precision", precision, precision in PRECISIONS, ", ".join(PRECISIONS))
 
 
 @cache
@@ -336,9 +346,14 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {before.get(key)} -> {after[key]}" for key in keys]
 
 
-def run_name(experiment: str, overrides: Iterable[str]) -> str:
+def asks_for_nothing(words: Iterable[str]) -> bool:
+    """Return whether a command line leaves open what is trained on what: train.py's quickstart is meant."""
+    return not any("=" in word and word.lstrip("+~").partition("=")[0] in ASKS for word in words)
+
+
+def run_name(experiment: str | None, overrides: Iterable[str]) -> str:
     """The experiment, and those overrides that make it another run: quickstart-model.scope-5."""
-    parts = [experiment]
+    parts = [experiment] if experiment is not None else []
     for override in sorted(overrides):
         key, _, value = override.lstrip("+~").partition("=")
         if key not in FREE and key != "experiment" and not key.startswith("hydra"):

@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from dkcls.config import ModelConfig, check_device, check_weights
+from dkcls.config import ModelConfig, check_device, check_precision, check_weights
 from dkcls.engine import cli, distributed
 from dkcls.engine.network import load_network
 from dkcls.tasks.eval_report import write
@@ -41,7 +41,8 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
-        check_device("", self.device, self.precision)
+        check_device("", self.device)
+        check_precision(self.precision)
         if self.format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {self.format!r}")
         if min(self.top, self.batch_size) < 1 or self.workers < 0:

@@ -51,6 +51,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    """Let what was imported go as usual: some libraries tell of leaks."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def triton_device() -> str:
     """The device on which Triton kernels run in this process."""

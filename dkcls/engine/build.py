@@ -61,6 +61,8 @@ def batch_per_rank(config: Config, world: World) -> int:
 
 
 def build_dataset(config: DataConfig, split: str, seed: int, training: bool = False) -> Any:
+    if config.name is None:
+        raise UserError("data=NAME or data.name=NAME is needed: which images; data=deformed_fashion is embedded")
     try:
         return create_dataset(split=split, training=training, seed=seed, **config.dataset_arguments())
     except (ValueError, TypeError, OSError) as error:

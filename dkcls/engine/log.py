@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -44,7 +44,7 @@ class Log:
                 self.board = SummaryWriter(run / "tensorboard", purge_step=step)
         terminal = sys.stderr.isatty()
         self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, disable=not terminal)
-        self.redirect = logging_redirect_tqdm([logging.getLogger("dkcls")]) if terminal else None
+        self.redirect = logging_redirect_tqdm() if terminal else None  # of the root logger, which prints all others' lines
 
     def __enter__(self) -> "Log":
         self.excepthook, threading.excepthook = threading.excepthook, self._of_a_thread
@@ -137,6 +137,13 @@ class Log:
 
 def _words(values: dict[str, Any]) -> str:
     return " ".join(f"{name} {value}" for name, value in values.items())
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):  # a system without it: the peak is that of the process's whole life
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory(device: torch.device) -> float:

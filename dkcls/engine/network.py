@@ -90,8 +90,11 @@ def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
     if config.name is not None:
         return config
     if weights is None or weights.facts is None:
-        nothing = "model.pretrained is not given" if weights is None else f"{config.pretrained} does not say it"
-        raise UserError(f"model.name=NAME is needed to know which network this is: {nothing}")
+        if weights is None:
+            raise UserError(
+                "model=NAME or model.name=NAME is needed: which network; or model.pretrained=CHECKPOINT for its own"
+            )
+        raise UserError(f"model.name=NAME is needed to know which network this is: {config.pretrained} does not say it")
     trained = parse_facts(weights.facts, config.pretrained)[0].model
     given = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) is not None}
     return replace(trained, **{"freeze": None, **given, "kwargs": trained.kwargs | config.kwargs})

@@ -8,7 +8,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,10 @@ class RunDirectory:
 
     def write_config(self, config: Config) -> None:
         self._write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
-        versions = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+        versions = {"python": platform.python_version()}
+        for package in PACKAGES:
+            with suppress(PackageNotFoundError):  # Triton, where there is none
+                versions[package] = version(package)
         self._write("versions.json", json.dumps(versions, indent=2))
 
     def result(self) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from dkcls.data import Loader
 from dkcls.engine.checkpoint import Checkpoints
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import Interrupted, UserError
-from dkcls.engine.evaluate import autocast, evaluate
+from dkcls.engine.evaluate import autocast, choose_precision, evaluate
 from dkcls.engine.log import Log, peak_memory
 from dkcls.engine.run_directory import RunDirectory
 from dkcls.engine.signals import StopRequest
@@ -57,7 +57,8 @@ class Trainer:
         self.train_loader, self.val_loader = train_loader, val_loader
         config, task, model = self.config, self.task, self.model
         self.loaders = train_loader, val_loader
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "fp16")
+        self.precision = choose_precision(config.train.precision, world)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.precision == "fp16")
         self.ema = ModelEmaV3(model, config.train.ema_decay) if config.train.ema_decay else None
         self.steps_per_epoch = train_loader.steps_per_epoch
         self.total_steps, _ = config.schedule.steps(self.steps_per_epoch)
@@ -69,6 +70,7 @@ class Trainer:
         self.gradient_norm = torch.zeros((), device=world.device)
         self.buffers = list(model.buffers())
         self.buffers_before = [buffer.clone() for buffer in self.buffers]
+        self.run: RunDirectory | None = None  # until `fit`
         self._start_clock()
 
     @property
@@ -112,7 +114,7 @@ class Trainer:
         """One optimiser step, from as many batches as it accumulates."""
         self._seed()
         self.schedule.step_update(self.step)
-        torch._foreach_copy_(self.buffers_before, self.buffers)
+        _copy(self.buffers, self.buffers_before)
         sums, accumulation = torch.zeros_like(self.sums), self.config.train.accumulation
         for i in range(accumulation):
             started = time.perf_counter()
@@ -121,7 +123,7 @@ class Trainer:
             last = i + 1 == accumulation
             wait = isinstance(self.wrapped, DistributedDataParallel) and not last
             with self.wrapped.no_sync() if wait else nullcontext():  # type: ignore[operator]
-                with autocast(self.world.device, self.config.train.precision):
+                with autocast(self.world.device, self.precision):
                     loss, counts = self.task.loss(self.wrapped, batch)
                 self.scaler.scale(loss / accumulation).backward()
             sums += counts
@@ -148,7 +150,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _skip(self) -> None:
-        torch._foreach_copy_(self.buffers, self.buffers_before)
+        _copy(self.buffers_before, self.buffers)
         self.bad_steps += 1
         self.skipped += 1
         limit = self.config.train.max_bad_steps
@@ -162,8 +164,8 @@ class Trainer:
             )
 
     def _last_checkpoint(self) -> str:
-        link = self.run.path / "last.pt"
-        return str(link.resolve()) if link.exists() else "none yet"
+        link = self.run and self.run.path / "last.pt"
+        return str(link.resolve()) if link and link.exists() else "none yet"
 
     def _end_epoch(self) -> None:
         self.evaluation_due = (self.epoch % self.config.train.eval_every == 0) or self.step == self.total_steps
@@ -185,7 +187,7 @@ class Trainer:
         model = self.ema.module if self.ema is not None else self.model
         self.world.broadcast_(model.buffers())
         self.val_loader.set_state(0, 0)
-        self.result = evaluate(self.task, model, self.val_loader, self.world, self.config.train.precision)
+        self.result = evaluate(self.task, model, self.val_loader, self.world, self.precision)
         metric = self.task.metric
         better = not self.best or self.result[metric] > self.best[metric]
         if better:
@@ -212,6 +214,7 @@ class Trainer:
 
     @property
     def bad_files(self) -> Path:
+        assert self.run is not None
         return self.run.path / "bad_files.txt"
 
     def _write_bad_files(self) -> None:
@@ -235,7 +238,7 @@ class Trainer:
             seconds = max(now - self.logged_at, 1e-9)
             speed = self.config.train.batch_size * (self.step - self.logged_step) / seconds
             values |= {"images_per_s": speed, "data_wait": self.waited / seconds, "memory_mib": peak_memory(self.world.device)}
-            self.log.metrics("train", self.step, (self.step - 1) // self.steps_per_epoch, values)
+            self.log.metrics("train", self.step, (self.step - 1) // self.steps_per_epoch + 1, values)
         self._start_clock()
 
     def _log_offsets(self, model: nn.Module) -> None:
@@ -276,6 +279,7 @@ class Trainer:
             **self.parts.facts,
             "step": self.step,
             "evaluation_due": self.evaluation_due,
+            "precision": self.precision,
             "bad_steps": self.bad_steps,
             "skipped": self.skipped,
             "result": self.result,
@@ -295,6 +299,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.evaluation_due = state["step"], state["evaluation_due"]
+        self.precision = state["precision"]  # what "auto" chose when the run began, on whatever device
         self.bad_steps, self.skipped = state["bad_steps"], state["skipped"]
         self.result, self.best = state["result"], state["best"]
         bad_files = state.get("bad_files", [])
@@ -322,3 +327,8 @@ class Trainer:
             if self.config.train.on_save_error == "stop":
                 raise UserError(f"{error}; the last good one is {self._last_checkpoint()}")
             logger.warning("%s; training goes on", error)
+
+
+def _copy(source: list[Tensor], target: list[Tensor]) -> None:
+    if source:  # a network of layer norms has no buffers
+        torch._foreach_copy_(target, source)

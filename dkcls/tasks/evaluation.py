@@ -17,13 +17,16 @@ from dkcls.engine.task import Task
 
 
 def data_of(trained: DataConfig | None, asked: DataConfig, overrides: Iterable[str], **taken: Any) -> DataConfig:
-    """The data that the network was trained on, or what data=NAME chose, with what the network takes.
+    """Return the data that the network was trained on, or what data=NAME chose, with what the network takes.
 
-    Keys that the command line gives, data.KEY=VALUE, are as they are given.
+    On top goes what the command line gives as data.KEY=VALUE, and, without data=NAME, all that is not at its default.
     """
-    keys = {override.lstrip("+~").split("=")[0] for override in overrides}
-    base = asked if trained is None or "data" in keys else trained
-    given = {field.name: getattr(asked, field.name) for field in fields(DataConfig) if f"data.{field.name}" in keys}
+    keys, default = {override.lstrip("+~").split("=")[0] for override in overrides}, DataConfig()
+    chosen = "data" in keys
+    base = asked if trained is None or chosen else trained
+    names = [field.name for field in fields(DataConfig)]
+    differing = [] if chosen else [name for name in names if getattr(asked, name) != getattr(default, name)]
+    given = {name: getattr(asked, name) for name in names if f"data.{name}" in keys or name in differing}
     return replace(base, **{**taken, **given})
 
 

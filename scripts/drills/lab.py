@@ -28,7 +28,7 @@ from . import faults
 ROOT = faults.ROOT
 # The embedded set on a tiny canvas: 2 epochs of 25 steps, a line of metrics for each, a checkpoint after every second one.
 SMALL = (
-    "name=run", "data.image_size=8", "train.batch_size=1000", "schedule.epochs=2",
+    "name=run", "experiment=quickstart", "data.image_size=8", "train.batch_size=1000", "schedule.epochs=2",
     "schedule.warmup_epochs=0.2", "train.ema_decay=0.9", "train.checkpoint_every=2", "log.every=1", "model.drop_path_rate=0.2",
     "model.scope=4",
 )  # fmt: skip

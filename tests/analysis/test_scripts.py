@@ -96,7 +96,7 @@ def write_run(folder: Path, top1: float, data: DataConfig | None = None, seed: i
     """As train.py leaves it."""
     write_checkpoint(folder / "best.pt", data, **model)
     model = ModelConfig(name="mobilenetv2_nano", **model)
-    config = Config(name=folder.name, seed=seed, model=model, data=data or DataConfig(workers=0))
+    config = Config(name=folder.name, seed=seed, model=model, data=data or DataConfig(name="deformed_fashion", workers=0))
     (folder / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
     result = {"top1": top1, "top5": 97.0, "loss": 1.2, "name": folder.name, "parameters": 100_000, "seconds": 66.0}
     (folder / "result.json").write_text(json.dumps(result))

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 
-from dkcls.config import FREE, Config, ScheduleConfig, TrainConfig, changed_keys, flat, register, run_name, to_config
+from dkcls.config import ASKS, FREE, Config, ScheduleConfig, TrainConfig, changed_keys, flat, register, run_name, to_config
 from dkcls.models import PAPER
 from dkcls.models.paper import PAPER_DETECTION
 from tests.engine.common import ROOT, run_here
@@ -34,6 +35,7 @@ def test_an_experiment_is_its_row(row):
         assert config.optim.generator_lr == row.generator_lr_multiplier
     assert (config.schedule.epochs, config.schedule.warmup_epochs, config.train.batch_size) == (90, 5, 256)
     assert (config.learning_rate, config.optim.momentum, config.optim.weight_decay) == (0.1, 0.9, 4e-5)
+    assert config.train.precision == "auto"
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,53 @@ def test_an_experiment_is_its_row(row):
 )
 def test_every_file_of_every_group_composes(choice):
     assert config_of(choice)
+
+
+def composed_by_train(monkeypatch, folder, capsys, *words):
+    """What train.py would train, as Hydra prints it, and what it says besides."""
+    assert run_here(monkeypatch, folder, "--cfg", "job", *words, script=str(ROOT / "train.py")) == 0
+    said = capsys.readouterr()
+    return dict(flat(yaml.safe_load(said.out))), said.err
+
+
+@pytest.mark.parametrize("words", [(), ("model.scope=5",), ("seed=3", "data.length=9")], ids=str)
+def test_quickstart_is_trained_when_nothing_else_is_asked_for(words, monkeypatch, tmp_path, capsys):
+    got, said = composed_by_train(monkeypatch, tmp_path, capsys, *words)
+    expected = dict(flat(config_of("experiment=quickstart", *words).to_dict()))
+    assert got == expected
+    assert said.startswith("quickstart: ")
+    assert expected["model.depthwise_gain"] == 0.03
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_quickstart_leaks_into_nothing_else(ask, monkeypatch, tmp_path, capsys):
+    """With any one of these keys the rest is ImageNet's recipe and the networks' own defaults."""
+    value = {"experiment": "resnet50_dw", "model": "resnet50_dw", "data": "imagenet", "task": "classification"}.get(ask, "x")
+    got, said = composed_by_train(monkeypatch, tmp_path, capsys, f"{ask}={value}")
+    plain, quick = Config().to_dict(), dict(flat(config_of("experiment=quickstart").to_dict()))
+    own = {"model": {"model.name"}, "data": {"data.name", "data.image_size"}}
+    own["experiment"] = own["model"] | own["data"] | {"optim.generator_lr"}
+    asked = own.get(ask, {ask})
+    for key, default in flat(plain):
+        if key not in asked | {"train.precision"} and quick[key] != default:
+            assert got[key] == default, key
+    assert (got["schedule.epochs"], got["train.batch_size"], got["optim.lr"]) == (90, 256, None)
+    assert "quickstart" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("data=synthetic",), "model=NAME or model.name=NAME is needed"),
+        (("model=resnet50_dw",), "data=NAME or data.name=NAME is needed"),
+        (("task=detection",), "model=NAME or model.name=NAME is needed"),
+    ],
+)
+def test_what_is_missing_is_asked_for(words, sentence, monkeypatch, tmp_path, capsys):
+    assert run_here(monkeypatch, tmp_path, *words, script=str(ROOT / "train.py")) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {sentence}")
+    assert said.count("\n") == 1
 
 
 def test_an_override_of_the_scope_means_what_it_says():
@@ -85,6 +134,7 @@ def test_names():
     overrides = ["experiment=resnet50_dw", "model.scope=5", "data.root=/x", "optim.lr=1e-2", "name=null"]
     assert run_name("resnet50_dw", overrides) == "resnet50_dw-model.scope-5-optim.lr-1e_2"
     assert run_name("resnet50_dw", overrides[::-1]) == "resnet50_dw-model.scope-5-optim.lr-1e_2"
+    assert run_name(None, ["model=resnet50_dw", "data=imagenet"]) == "data-imagenet-model-resnet50_dw"
 
 
 @pytest.mark.parametrize(  # finetune needs a checkpoint, detectors need boxes: tests/detection

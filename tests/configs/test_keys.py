@@ -682,13 +682,11 @@ def test_a_key_of_an_evaluation_changes_what_it_says(key, files, request):
 
 def test_all_that_an_evaluation_is_told_of_the_data_goes_on_top_of_the_checkpoints():
     given = {key: row.value for key, row in ROWS.items() if key.startswith("data.") and isinstance(row, Row)}
-    trained, asked = (
-        config_with(EvalConfig, {"data.root": "before"}).data,
-        config_with(EvalConfig, given).data,
-    )
+    trained = config_with(EvalConfig, {"data.root": "before"}).data
     for key, value in given.items():
-        found = vars(data_of(trained, asked, [f"{key}=..."]))
-        assert found == vars(trained) | {key.removeprefix("data."): value}
+        asked = config_with(EvalConfig, {key: value}).data
+        for overrides in ([f"{key}=..."], []):  # by the command line, and from Python
+            assert vars(data_of(trained, asked, overrides)) == vars(trained) | {key.removeprefix("data."): value}
 
 
 def test_all_that_is_told_of_the_network_goes_on_top_of_the_checkpoints():

@@ -15,7 +15,9 @@ from tests.models.common import awake, create, stir
 
 def write_checkpoint(path: Path, data: DataConfig | None = None, **arguments: Any) -> Path:
     """Of mobilenetv2_nano for the embedded data, or another set's images and classes."""
-    config = Config(model=ModelConfig(name="mobilenetv2_nano", **arguments), data=data or DataConfig(workers=0))
+    config = Config(
+        model=ModelConfig(name="mobilenetv2_nano", **arguments), data=data or DataConfig(name="deformed_fashion", workers=0)
+    )
     dataset = create_dataset(split="val", **config.data.dataset_arguments())
     model = stir(awake(create(num_classes=dataset.num_classes, in_chans=dataset.channels, **arguments)))
     taken = network_input(config, dataset, None)

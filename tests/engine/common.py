@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 # 2 epochs of 6 steps on 52 made-up images, with a line of metrics every second step; 4 images do not fill a batch.
 SMALL = (
-    "name=small", "data=synthetic", "data.image_size=32", "data.length=52", "data.num_classes=10", "train.batch_size=8",
+    "name=small", "experiment=quickstart", "data=synthetic", "data.image_size=32", "data.length=52",
+    "data.num_classes=10", "train.batch_size=8",
     "schedule.epochs=2", "schedule.warmup_epochs=0.5", "log.every=2", "log.tensorboard=false", "optim.generator_lr=1",
 )  # fmt: skip
 RANK_TIMEOUT = 120  # seconds; for ranks that hang
@@ -101,7 +102,7 @@ def run_ranks(folder: Path, *overrides: str, ranks: int = 2) -> None:
 def small_config(*overrides: str) -> Config:
     """As train.py has it with SMALL, but for a rigid network and without worker processes."""
     plain = ("model.name=mobilenetv2_nano", "model.spatial=rigid", "data.workers=0", "data.name=synthetic", "optim.lr=0.1")
-    words = [*(word for word in SMALL if word != "data=synthetic"), *plain, *overrides]
+    words = [*(word for word in SMALL if word not in ("experiment=quickstart", "data=synthetic")), *plain, *overrides]
     return to_config(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(words)))  # type: ignore[arg-type]
 
 

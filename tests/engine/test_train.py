@@ -38,6 +38,7 @@ def test_what_a_run_leaves(finished):
         ("train", 12),
         ("val", 12),
     ]
+    assert [line["epoch"] for line in metric_lines(folder)] == [1] * 4 + [2] * 4
     result = json.loads((run / "result.json").read_text())
     assert result["images"] == 52
     assert "eval.py checkpoint=runs/small/best.pt" in said

@@ -14,6 +14,7 @@ from tests.engine.checkpoints import write_checkpoint
 
 CPU = World(torch.device("cpu"))
 NANO = ModelConfig(name="mobilenetv2_nano")
+FASHION = {"name": "deformed_fashion", "workers": 0}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,10 @@ def checkpoint(tmp_path_factory) -> str:
 
 
 def fine_tuned(checkpoint: str, **data) -> Config:
-    return Config(model=ModelConfig(name=None, pretrained=checkpoint), data=DataConfig(workers=0, **data))
+    return Config(
+        model=ModelConfig(name=None, pretrained=checkpoint),
+        data=DataConfig(**FASHION | data),
+    )
 
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
@@ -53,7 +57,7 @@ def test_a_named_network_is_normalised_as_its_data(checkpoint):
 
 def test_another_seed_is_another_classifier():
     def start(seed):
-        return classification.build(Config(seed=seed, model=NANO, data=DataConfig(workers=0)), CPU).model
+        return classification.build(Config(seed=seed, model=NANO, data=DataConfig(**FASHION)), CPU).model
 
     assert same_weights(start(0), start(0))
     assert not same_weights(start(0), start(1))
@@ -61,6 +65,7 @@ def test_another_seed_is_another_classifier():
 
 def test_options_of_training_reach_the_task():
     config = config_of(
+        "model=mobilenetv2_nano",
         "data=synthetic",
         "data.image_size=32",
         "data.mixup=0.3",

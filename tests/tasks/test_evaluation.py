@@ -55,6 +55,11 @@ def loss_of(checkpoint: str, **options) -> float:
     return result["loss"]
 
 
+def test_what_is_asked_of_the_data_counts_from_python_too(checkpoint):
+    asked = EvalConfig(data=DataConfig(length=5))
+    assert evaluate_checkpoint(checkpoint, asked, [], CPU)["images"] == 5
+
+
 def test_flip_is_the_mean_of_both_probabilities(checkpoint, by_hand, val):
     shares = [by_hand(images).double().softmax(1)[torch.arange(8), val.targets] for images in (val.images, val.images.flip(3))]
     assert loss_of(checkpoint) == pytest.approx(-shares[0].log().mean().item(), rel=1e-5)
@@ -94,27 +99,30 @@ def test_bad_files_of_any_rank_end_the_evaluation_on_all(checkpoint):
 
 
 TRAINED = DataConfig(name="synthetic", image_size=32, crop_ratio=0.9)
-ASKED = DataConfig(name="imagenet", image_size=48, crop_ratio=0.5)
+IMAGENET = {"name": "imagenet", "image_size": 48, "crop_ratio": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"),
+    ("overrides", "asked", "expected"),
     [
-        ([], ("synthetic", 40, 0.9)),
-        (["data=imagenet"], ("imagenet", 40, 0.5)),
-        (["data.image_size=48"], ("synthetic", 48, 0.9)),
-        (["+data.image_size=48", "++data.crop_ratio=0.5"], ("synthetic", 48, 0.5)),
-        (["~data.crop_ratio=0.9"], ("synthetic", 40, 0.5)),
-        (["seed=3", "model.data=3"], ("synthetic", 40, 0.9)),
+        ([], {}, ("synthetic", 40, 0.9)),
+        ([], {"image_size": 48, "crop_ratio": 0.5}, ("synthetic", 48, 0.5)),
+        (["data=imagenet"], IMAGENET, ("imagenet", 40, 0.5)),
+        (["data=imagenet", "data.image_size=48"], IMAGENET, ("imagenet", 48, 0.5)),
+        (["data.image_size=48"], {"image_size": 48}, ("synthetic", 48, 0.9)),
+        (["+data.image_size=48", "++data.crop_ratio=0.875"], {"image_size": 48}, ("synthetic", 48, 0.875)),
+        (["~data.crop_ratio=0.9"], {}, ("synthetic", 40, 0.875)),
+        (["seed=3", "model.data=3"], {}, ("synthetic", 40, 0.9)),
     ],
 )
-def test_the_command_line_then_the_network_then_the_run_say_which_data(overrides, expected):
-    data = data_of(TRAINED, ASKED, overrides, image_size=40)
+def test_the_command_line_then_the_network_then_the_run_say_which_data(overrides, asked, expected):
+    """And from Python, where there is no command line, what is not at its default."""
+    data = data_of(TRAINED, DataConfig(**asked), overrides, image_size=40)
     assert (data.name, data.image_size, data.crop_ratio) == expected
 
 
 def test_without_a_run_the_data_is_what_was_asked_for():
-    assert data_of(None, ASKED, []) == ASKED
+    assert data_of(None, DataConfig(**IMAGENET), []) == DataConfig(**IMAGENET)
 
 
 def network_of(num_classes: int, classes: list[str] | None = None) -> SimpleNamespace:
