@@ -38,7 +38,7 @@ test-all: lint  ## the same with what is long by nature: every kernel for every 
 	$(BIN)/python scripts/drill.py
 
 quick: setup  ## 2 minutes: the tests of what changed, or of a room: ROOM=data
-	$(PYTEST) -m "not interpreter and not long and not slow" $(or $(ROOM:%=tests/%),$$($(BIN)/python scripts/changed_rooms.py))
+	$(PYTEST) -m "not interpreter and not long and not slow and not compile" $(or $(ROOM:%=tests/%),$$($(BIN)/python scripts/changed_rooms.py))
 
 mutants: setup  ## plant the faults of tests/faults and print those that no test sees; ARGS="data --only seed"
 	$(BIN)/python scripts/mutants.py $(ARGS)

@@ -22,6 +22,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     return {name: write_checkpoint(folder / f"{name}.pt", spatial=name) for name in NETWORKS}
 
 
+@pytest.mark.slow
 def test_all_figures(monkeypatch, tmp_path, capsys, checkpoints):
     given = f"checkpoint=[{','.join(map(str, checkpoints.values()))}]"
     assert run_here(monkeypatch, tmp_path, given, "output=figures", "images=30", script="scripts/plot_figures.py") == 0

@@ -137,6 +137,7 @@ def test_names():
     assert run_name(None, ["model=resnet50_dw", "data=imagenet"]) == "data-imagenet-model-resnet50_dw"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # finetune needs a checkpoint, detectors need boxes: tests/detection
     "experiment", [name for name in EXPERIMENTS if name != "finetune" and not name.startswith("det_")]
 )

@@ -30,6 +30,7 @@ def coco(tmp_path_factory):
     return write_coco(tmp_path_factory.mktemp("coco"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", PAPER_DETECTION, ids=lambda row: row.name)
 def test_every_row_of_the_paper_takes_a_step(row, coco):
     """From its experiment file, over images of two shapes; all that is on top of the backbone is made small."""

@@ -61,6 +61,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bit(finished, monkeypatch, tmp_path):
     arguments = [str(ROOT / "train.py"), *SMALL, *TINY, "train.checkpoint_every=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -144,6 +145,7 @@ def test_a_picture_of_detections(finished, monkeypatch):
     )  # boxes on grey
 
 
+@pytest.mark.slow
 def test_the_comparison_from_training_to_tables(monkeypatch, tmp_path, capsys):
     classifiers = tmp_path / "classifiers"
     for name, spatial in (("rigid", "rigid"), ("local4", "local_dk"), ("dcn", "dcn")):

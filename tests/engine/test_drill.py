@@ -9,6 +9,7 @@ import pytest
 from tests.engine.common import ROOT, run_here
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("test_drill")
 def test_nothing_is_lost(tmp_path):
     script = str(ROOT / "scripts/drill.py")

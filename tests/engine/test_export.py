@@ -40,6 +40,7 @@ def tiny(**variant) -> Network:
     return Network("tiny.pt", model, 4, taken, Config(model=ModelConfig("tiny")), list("abcd"))
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("onnx")  # the first export of a process takes ten seconds
 @pytest.mark.parametrize("kind", KINDS)
 def test_onnx(kind, tmp_path):

@@ -61,6 +61,7 @@ def test_a_sweep_becomes_a_table_and_a_plot(tmp_path, monkeypatch, capsys):
         assert len(plot.convert("RGB").getcolors(plot.width * plot.height)) > 50
 
 
+@pytest.mark.slow
 def test_reproduce_from_training_to_plots(tmp_path, monkeypatch):
     arguments = ("studies=[main]", "rows=[rigid,local4]", "seeds=[0,1]", "jobs=1", f"overrides=[{','.join(TOY)}]")
     assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/reproduce.py") == 0

@@ -99,6 +99,7 @@ def test_width_of_the_small_network():
         create(width=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN_NAMES)
 def test_a_train_step(name):
     """Odd sizes, channels_last, one channel in: every parameter gets a gradient, and the step changes the output."""
