@@ -1,6 +1,7 @@
 """The same weights and JPEGs give what timm's own evaluation gives: pixels within a level, logits, decisions."""
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from timm.data import create_dataset, create_loader
@@ -76,3 +77,12 @@ def test_logits_are_timms(name, folder, tmp_path):
     assert error.mean() < 0.01 * spread
     assert torch.equal(got.argmax(1), expected.argmax(1))
     assert expected.argmax(1).unique().numel() > IMAGES // 2
+
+
+def test_weights_are_evaluated_at_the_size_that_they_are_published_at(tmp_path):
+    """timm trained these on images of 176 pixels, and tells their accuracy at 224."""
+    cfg = timm.get_pretrained_cfg("resnet10t.c3_in1k")
+    assert (cfg.input_size[-1], cfg.test_input_size[-1]) == (176, 224)
+    save_file(timm.create_model("resnet10t").state_dict(), tmp_path / "w.safetensors")
+    network = load_network(ModelConfig(name="resnet10t.c3_in1k", pretrained=str(tmp_path / "w.safetensors")))
+    assert network.input.image_size == 224

@@ -80,7 +80,7 @@ def test_from_rigid_weights_of_torchvision(photos, tmp_path, monkeypatch, capsys
     assert run_here(monkeypatch, tmp_path, *FINETUNE, "model.pretrained=tv.safetensors", "name=other") == 1
     assert "model.name=NAME is needed to know which network this is: tv.safetensors does not say it" in capsys.readouterr().err
     assert run_here(monkeypatch, tmp_path, *FINETUNE, "name=other") == 1
-    assert "model.pretrained is not given" in capsys.readouterr().err
+    assert "model=NAME or model.name=NAME is needed" in capsys.readouterr().err
     assert run_here(monkeypatch, tmp_path, *FINETUNE, *network, "model.freeze=[block.3]", "name=other") == 1
     assert "there is nothing to train under 'block.3'; the network has conv_stem, bn1, blocks" in capsys.readouterr().err
 
