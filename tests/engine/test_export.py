@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -14,10 +15,11 @@ from dkcls.config import Config, ModelConfig
 from dkcls.engine import export as exporting
 from dkcls.engine.errors import UserError
 from dkcls.engine.export import export
-from dkcls.engine.lower import deform_kernel2d
+from dkcls.engine.lower import deform_kernel2d, lower
 from dkcls.engine.network import Input, Network, load_network
 from dkcls.models.mobilenet_v2 import Layout, MobileNetV2, Stage
 from dkcls.models.variants import Variant
+from dkcls.ops import per_image_conv
 from dkcls.ops.deform_kernel import library
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.common import run_here
@@ -83,6 +85,17 @@ def test_the_lowered_operator_is_the_operator(offsets, padding):
     arguments = (draw(2, 3, 9, 8), weight, kernel if offsets in ("kernel", "both") else None)
     arguments += (image if offsets in ("image", "both") else None, *geometry, "")
     torch.testing.assert_close(deform_kernel2d(*arguments), library.call(*arguments), rtol=1e-9, atol=1e-9)
+
+
+def test_classes_without_names_are_numbers():
+    network = replace(tiny(), classes=None)
+    assert json.loads(exporting.metadata(network)["classes"]) == ["0", "1", "2", "3"]
+
+
+def test_an_export_leaves_the_memory_of_kernels_bounded():
+    network, before = tiny(**KINDS["cond"]), per_image_conv.KERNEL_BYTES
+    lower(network.model.eval(), images(1, (20, 20), 2))
+    assert per_image_conv.KERNEL_BYTES == before == 64 * 2**20
 
 
 def test_a_torch_program(tmp_path):
