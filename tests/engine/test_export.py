@@ -40,7 +40,7 @@ def tiny(**variant) -> Network:
     torch.manual_seed(0)
     model = stir(awake(MobileNetV2(TINY, Variant(**variant), num_classes=4, in_chans=1)), 0.2)
     taken = Input(1, 20, 1.0, [0.15], [0.25])
-    return Network("tiny.pt", model, 4, taken, Config(model=ModelConfig("tiny")), list("abcd"))
+    return Network("tiny.pt", model, 4, taken, Config(model=ModelConfig("tiny"), seed=7), list("abcd"))
 
 
 @pytest.mark.slow
@@ -62,6 +62,7 @@ def test_onnx(kind, tmp_path):
         (got,) = session.run(None, {"images": x.numpy()})
         assert np.abs(got - expected).max() < 1e-4
         assert np.ptp(expected) > 0.1
+    assert load_network(ModelConfig(pretrained=str(path))).run.seed == 7
     said = session.get_modelmeta().custom_metadata_map
     assert json.loads(said["classes"]) == list("abcd")
     assert json.loads(said["input"])["mean"] == [0.15]

@@ -9,7 +9,7 @@ from PIL import Image
 
 from dkcls.config import Config, ModelConfig
 from dkcls.engine.errors import UserError
-from dkcls.engine.runs import find_runs, group_runs, summarize
+from dkcls.engine.runs import Group, find_runs, group_runs, over_scopes, summarize
 from tests.engine.common import SMALL, run_here
 
 TOY = ("data.length=64", "train.batch_size=32", "schedule.epochs=1", "schedule.warmup_epochs=0")
@@ -32,6 +32,27 @@ def test_runs_are_grouped_by_what_differs_but_the_seed(tmp_path):
     assert four["top1_std"] == pytest.approx(2**0.5)
     assert (nine["model.scope"], nine["top1"], nine["top1_std"]) == (9, 70.0, None)
     assert len(find_runs(str(tmp_path / "runs/4-*"))) == 2
+
+
+def test_groups_stand_in_the_order_of_their_numbers(tmp_path):
+    for scope in (16, 4, 9):
+        make_run(tmp_path / f"runs/{scope}", 70.0, name=str(scope), model=ModelConfig(scope=scope))
+    groups = group_runs(find_runs(str(tmp_path / "runs")))
+    assert [group.settings["model.scope"] for group in groups] == [4, 9, 16]
+
+
+def test_a_run_that_two_patterns_match_counts_once(tmp_path):
+    make_run(tmp_path / "runs/a", 70.0, name="a")
+    assert len(find_runs([str(tmp_path / "runs"), str(tmp_path / "runs/*")])) == 1
+
+
+def test_networks_without_a_scope_are_no_points_over_it(tmp_path):
+    """Whatever model.scope says in their config."""
+    for spatial in ("rigid", "dcn", "cond", "local_dk", "static"):
+        make_run(tmp_path / f"runs/{spatial}", 70.0, name=spatial, model=ModelConfig(spatial=spatial, scope=5))
+    series, baselines = over_scopes(group_runs(find_runs(str(tmp_path / "runs"))), Group.label)
+    assert sorted(baselines) == ["spatial cond", "spatial dcn", "spatial rigid"]
+    assert series == {"spatial local_dk": {5: [70.0]}, "spatial static": {5: [70.0]}}
 
 
 def test_no_runs_is_one_sentence(tmp_path):
