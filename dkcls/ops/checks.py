@@ -25,6 +25,12 @@ def _autocasts(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)  # it raises on the meta device
 
 
+def widen(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
+    """Return the tensors in float32, or in float64 where that is the data's `dtype`."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return [t if t is None else t.to(wide) for t in tensors]
+
+
 def memory_format(x: Tensor) -> torch.memory_format:
     """channels_last only where the tensor is that and nothing else."""
     channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
@@ -37,6 +43,8 @@ def check_input(input: Tensor, geometry: Geometry) -> None:
         raise ValueError(f"input must be [N, C, H, W], got {list(input.shape)}")
     if not input.is_floating_point():
         raise ValueError(f"input must be floating point, got {input.dtype}")
+    if 0 in input.shape[2:]:
+        raise ValueError(f"input must have at least one row and one column, got {list(input.shape)}")
     ho, wo = geometry.output_size(input.shape[2], input.shape[3])
     if ho < 1 or wo < 1:
         raise ValueError(

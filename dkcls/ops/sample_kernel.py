@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from dkcls.ops.checks import check_backend, check_offset
+from dkcls.ops.checks import check_backend, check_offset, widen
 from dkcls.ops.geometry import Geometry, Grid, make_geometry, tap_grid
 from dkcls.ops.interpolation import sampling_matrix
 
@@ -55,6 +55,7 @@ def _grid_is_scope(scope: Sequence[int], geometry: Geometry) -> bool:
 
 def _sample(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor:
     scope = weight.shape[2:]
+    (kernel_offset,) = widen(weight.dtype, kernel_offset)
     origins = [geometry.tap_origin(tap, scope) for tap in range(geometry.taps)]
     origin = torch.tensor(origins, dtype=kernel_offset.dtype, device=kernel_offset.device).unbind(1)
     matrices = sampling_matrix(kernel_offset[:, ::2], kernel_offset[:, 1::2], origin, scope, geometry.clip)  # [N, taps, Sh*Sw]

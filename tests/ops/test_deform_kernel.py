@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torchvision.ops import deform_conv2d
 
 from dkcls.ops import deform_kernel2d
+from dkcls.ops.deform_kernel import library
 from dkcls.ops.geometry import make_geometry
-from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors
+from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors, run
 
 
 def place_at_rest(case: Case, k: int, taps: int, scope: int) -> float:
@@ -188,12 +189,54 @@ def test_infinite_offsets_are_clipped_or_outside(backend):
     assert (deform_kernel2d(x, weight, None, far, padding=1, backend=backend) == 0).all()
 
 
+TINY = [
+    Case(kind=kind, n=2, c=3, size=(4, 3), scope=(3, 3) if kind == "dcn" else (4, 4))
+    for kind in ("local", "dcn", "dcn_local", "global")
+]
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+@pytest.mark.parametrize("case", TINY, ids=str)
+def test_float32_offsets_lose_no_digits_of_float64_data(case, backend):
+    tensors = [None if t is None else t.detach() for t in make_tensors(case, torch.float64)]
+    narrow = [None if t is None else t.float() if i >= 2 else t for i, t in enumerate(tensors)]
+    wide = [None if t is None else t.double() for t in narrow]
+    expected = scalar_loop(case, *wide)
+    got = deform_kernel2d(*narrow, **case.options, backend=backend)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+    leaves = [[None if t is None else t.clone().requires_grad_() for t in ts] for ts in (narrow, wide)]
+    gradients = run(case, leaves[0], backend), run(case, leaves[1], "reference")
+    for g, e in zip(*gradients, strict=True):
+        digits = 1e-6 if g.dtype == torch.float32 else 1e-13
+        torch.testing.assert_close(g.double(), e, rtol=digits, atol=digits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", TINY[:3], ids=str)
+def test_the_tap_loop_sums_half_precision_in_float32(case, dtype):
+    """What it returns is the exact number, rounded once, but where float32's own rounding tips it."""
+    tensors = make_tensors(case, dtype)
+    wide = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+    weight = tensors[1] if case.kind != "dcn" else tensors[1][None]
+    geometry = make_geometry(case.scope, **case.options)
+    got = library.deform_kernel2d(tensors[0], weight, *tensors[2:], *geometry, "taps")
+    expected = deform_kernel2d(*wide, **case.options, backend="reference")
+    leaves, wide_leaves = ([t for t in ts if t is not None] for ts in (tensors, wide))
+    got = [got, *torch.autograd.grad(got.sum(), leaves)]
+    expected = [expected, *torch.autograd.grad(expected.sum(), wide_leaves)]
+    for g, e in zip(got, expected, strict=True):
+        digits = 1e-5 if g.dtype == torch.float32 else 0
+        wrong = ~torch.isclose(g, e.to(g.dtype), rtol=digits, atol=digits)
+        assert wrong.float().mean() < 0.02
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
 @pytest.mark.parametrize("kind", ["local", "dcn", "dcn_local", "global"])
-def test_output_follows_the_input_memory_format(kind):
+def test_output_follows_the_input_memory_format(kind, backend):
     for channels_last in (False, True):
         case = Case(kind=kind, channels_last=channels_last)
         tensors = make_tensors(case)
-        out = deform_kernel2d(*tensors, **case.options)
+        out = deform_kernel2d(*tensors, **case.options, backend=backend)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         assert out.is_contiguous(memory_format=memory_format)
         out.sum().backward()
@@ -240,7 +283,6 @@ def test_autocast(dtype):
 
 @pytest.mark.parametrize("kind", ["local", "dcn", "dcn_local", "global", "dcn_global"])
 def test_opcheck(kind):
-    from dkcls.ops.deform_kernel import library
     from dkcls.ops.sample_kernel import sample_kernel2d
 
     for channels_last in (True, False):
@@ -300,8 +342,6 @@ def test_flops_are_the_convolutions():
 
 def test_the_direct_call_is_the_registered_op():
     """Autograd takes a short cut past the dispatcher, to the same numbers."""
-    from dkcls.ops.deform_kernel import library
-
     case = Case(kind="dcn_local")
     tensors = make_tensors(case)
     options = (*make_geometry(case.scope, **case.options), "")
@@ -326,6 +366,16 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
     [
         ((X[0], WEIGHT), {}, r"input must be \[N, C, H, W\], got \[3, 5, 5\]"),
         ((X.long(), WEIGHT), {}, "input must be floating point, got torch.int64"),
+        (
+            (X[:, :, :0], WEIGHT, OFFSET[:, :, :2]),
+            {"padding": (2, 1)},
+            r"input must have at least one row and one column, got \[2, 3, 0, 5\]",
+        ),
+        (
+            (X[..., :0], WEIGHT, None, OFFSET[..., :2]),
+            {"padding": (1, 2)},
+            r"input must have at least one row and one column, got \[2, 3, 5, 0\]",
+        ),
         ((X, WEIGHT[:2]), {}, r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\], got \[2, 1, 4, 4\]"),
         ((X, WEIGHT[:, 0]), {}, r"weight must be .* got \[3, 4, 4\]"),
         ((X, WEIGHT[..., :0]), {}, r"weight must be .* got \[3, 1, 4, 0\]"),

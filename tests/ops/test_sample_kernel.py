@@ -56,6 +56,13 @@ def test_reads_what_the_loop_reads(case):
     torch.testing.assert_close(sample_kernel2d(weight, offset, **options), expected)
 
 
+def test_float32_offsets_lose_no_digits_of_a_float64_scope():
+    weight, offset, _, options = make(CASES[0])
+    narrow = offset.detach().float()
+    expected = scalar_loop(weight.detach(), narrow.double(), **options)
+    torch.testing.assert_close(sample_kernel2d(weight, narrow, **options), expected, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("clip", ["hard", "projected"])
 def test_gradcheck_away_from_the_kinks(clip):
     weight = torch.randn(3, 2, 4, 5, dtype=torch.float64, requires_grad=True)

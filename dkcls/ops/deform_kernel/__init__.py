@@ -65,17 +65,8 @@ def deform_kernel2d(
             )
         kernel_offset = None
     if backend == "reference":
-        return _reference(input, weight, kernel_offset, image_offset, geometry)
+        return reference.forward(input, weight, kernel_offset, image_offset, geometry)
     return library.call(input, weight, kernel_offset, image_offset, *geometry, backend or "")
-
-
-def _reference(
-    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry
-) -> Tensor:
-    """The plain sum over taps under autograd; half precision is accumulated in float32."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    kernel_offset, image_offset = (None if t is None else t.to(dtype) for t in (kernel_offset, image_offset))
-    return reference.forward(x.to(dtype), weight.to(dtype), kernel_offset, image_offset, geometry).to(x.dtype)
 
 
 def _check_offsets(x: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> None:

@@ -28,7 +28,10 @@ def default_backend(tensor: Tensor) -> str:
 
 
 def _backend(name: str, tensor: Tensor) -> ModuleType:
-    return _module(name or default_backend(tensor))
+    name = name or default_backend(tensor)
+    if name == "cpu" and (tensor.dtype == torch.float64 or not _module("cpu").available()):
+        name = "taps"
+    return _module(name)
 
 
 @cache

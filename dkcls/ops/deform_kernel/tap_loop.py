@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dkcls.ops.checks import widen
 from dkcls.ops.deform_kernel.reference import (
     forward,
     image_corners,
@@ -34,9 +35,11 @@ def backward(
     needs: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients to (x, weight, kernel_offset, image_offset); those that are not needed are empty."""
+    grad, x, weight, kernel_offset, image_offset = widen(x.dtype, grad, x, weight, kernel_offset, image_offset)
     pad_y, pad_x = geometry.padding if image_offset is None else (0, 0)
     n, c, h, w = x.shape
-    gx = x.new_zeros(n, c, h + 2 * pad_y, w + 2 * pad_x)  # contiguous whatever x is: it is added to through views
+    # Contiguous whatever the layout of x and weight: they are added to through views.
+    gx = x.new_zeros(n, c, h + 2 * pad_y, w + 2 * pad_x)
     gw = weight.new_zeros(weight.shape)
     gk, gi = [], []
     for tap in range(geometry.taps):
@@ -64,7 +67,7 @@ def _add_input_grad(total: Tensor, grad_value: Tensor, x: Tensor, offset: Tensor
     fy, fx, corners = image_corners(tap_coordinates(offset, tap, geometry), *x.shape[2:])
     shares = ((1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx)
     for share, (index, inside) in zip(shares, corners, strict=True):
-        share = (share * inside)[:, None].to(x.dtype)
+        share = (share * inside)[:, None]
         rows = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
         total.view(*x.shape[:2], -1).scatter_add_(2, rows, (share * grad_value).flatten(2))
 
@@ -79,11 +82,12 @@ def _image_offset_grad(grad_value: Tensor, x: Tensor, offset: Tensor | None, tap
 def _add_weight_grad(total: Tensor, grad_weight: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> None:
     if offset is None:
         per_image = grad_weight.sum((2, 3))
-        total.view(*total.shape[:2], -1)[:, :, tap] += per_image if total.shape[0] > 1 else per_image.sum(0)
+        taps = total.view(*total.shape[:2], -1)
+        taps[:, :, tap] += per_image if total.shape[0] > 1 else per_image.sum(0)
         return
     scope = total.shape[2:]
     matrix = sampling_matrix(offset[:, 0], offset[:, 1], geometry.tap_origin(tap, scope), scope, geometry.clip)
-    total += torch.einsum("nhws,nchw->cs", matrix.to(total.dtype), grad_weight).view_as(total)
+    total += torch.einsum("nhws,nchw->cs", matrix, grad_weight).view_as(total)
 
 
 def _kernel_offset_grad(grad_weight: Tensor, weight: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
