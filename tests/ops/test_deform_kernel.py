@@ -279,6 +279,8 @@ def test_autocast(dtype):
     double = [t.detach().double() for t in tensors]
     with torch.autocast("cpu", dtype):
         assert deform_kernel2d(*double, **case.options).dtype == torch.float64
+        with pytest.raises(ValueError, match=r"weight must have input's dtype torch\.float64, got"):
+            deform_kernel2d(double[0], *tensors[1:], **case.options)
 
 
 @pytest.mark.parametrize("kind", ["local", "dcn", "dcn_local", "global", "dcn_global"])
@@ -407,6 +409,77 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
 def test_bad_arguments_are_named(tensors, options, message):
     with pytest.raises(ValueError, match=message):
         deform_kernel2d(*tensors, **({"padding": 1} | options))
+
+
+TAPS = torch.zeros(1, 3, 1, 3, 3)
+RAW = {
+    "input": X,
+    "weight": WEIGHT,
+    "kernel_offset": OFFSET,
+    "image_offset": None,
+    "kernel_size": [3, 3],
+    "stride": [1, 1],
+    "padding": [1, 1],
+    "dilation": [1, 1],
+    "step": [1.0, 1.0],
+    "clip": "hard",
+    "backend": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input": X[0]}, r"input must be \[N, C, H, W\], got \[3, 5, 5\]"),
+        ({"input": X[:, :, :, :0]}, "input must have at least one row and one column"),
+        ({"input": X[..., :1], "padding": [1, 0]}, r"input of \[5, 1\] is too small"),
+        ({"weight": TAPS}, r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\] .* got \[1, 3, 1, 3, 3\]"),
+        ({"weight": WEIGHT[:2]}, r"weight must be .* got \[2, 1, 4, 4\]"),
+        ({"weight": WEIGHT.expand(3, 2, 4, 4)}, r"weight must be .* got \[3, 2, 4, 4\]"),
+        ({"weight": WEIGHT[:, :, :0]}, r"weight must be .* got \[3, 1, 0, 4\]"),
+        ({"weight": WEIGHT.double()}, "weight must have input's dtype torch.float32, got torch.float64"),
+        (
+            {"weight": WEIGHT, "kernel_offset": None, "image_offset": OFFSET},
+            r"weight must be \[1 or N, C, 1, Kh, Kw\] = \[1 or 2, 3, 1, 3, 3\] .* got \[3, 1, 4, 4\]",
+        ),
+        ({"weight": TAPS.expand(3, 3, 1, 3, 3), "kernel_offset": None}, r"weight must be .* got \[3, 3, 1, 3, 3\]"),
+        ({"kernel_offset": OFFSET[..., 0, 0]}, r"kernel_offset must be \[N, .* = \[2, 18, 5, 5\], got \[2, 18\]"),
+        ({"kernel_offset": OFFSET[:, :, 1:]}, r"kernel_offset must be .* got \[2, 18, 4, 5\]"),
+        ({"kernel_offset": OFFSET.double()}, "kernel_offset must have input's dtype torch.float32, got torch.float64"),
+        ({"image_offset": OFFSET[:1]}, r"image_offset must be .* got \[1, 18, 5, 5\]"),
+        ({"kernel_size": [3]}, r"kernel_size must be .* got \[3\]"),
+        ({"stride": [1, 0]}, r"stride must be .* got \[1, 0\]"),
+        ({"padding": [-1, 1]}, r"padding must be .* got \[-1, 1\]"),
+        ({"dilation": [1, 1, 1]}, r"dilation must be .* got \[1, 1, 1\]"),
+        ({"step": [1.0]}, r"step must be two numbers, got \[1\.0\]"),
+        ({"step": [1.0, math.nan]}, "grid must be .* a step of at least 0, got nan"),
+        ({"clip": "soft"}, 'clip must be "hard" or "projected", got .soft'),
+        ({"backend": "cuda"}, "backend must be one of .* got 'cuda'"),
+        ({"backend": "triton", "input": X.double(), "weight": WEIGHT.double()}, 'backend "triton" takes float32'),
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_registered_ops_refuse_what_their_kernels_would_misread(changes, message, autocast):
+    arguments = tuple((RAW | changes).values())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with pytest.raises(ValueError, match=message):
+            torch.ops.dkcls.deform_kernel2d(*arguments)
+        with pytest.raises(ValueError, match=message):
+            torch.ops.dkcls.deform_kernel2d_backward(X, *arguments, [True, False, False, False])
+
+
+@pytest.mark.parametrize(
+    ("grad", "needs", "message"),
+    [
+        (X[..., 1:], [True] * 3 + [False], r"grad must be \[N, C, Ho, Wo\] = \[2, 3, 5, 5\], got \[2, 3, 5, 4\]"),
+        (X.double(), [True] * 3 + [False], "grad must have input's dtype torch.float32, got torch.float64"),
+        (X, [True] * 3, r"needs must be four booleans, .* got \[True, True, True\]"),
+        (X, [True] * 4, r"needs must be .* true only for tensors that are given, got \[True, True, True, True\]"),
+    ],
+)
+def test_the_registered_backward_refuses_another_calls_gradient(grad, needs, message):
+    with pytest.raises(ValueError, match=message):
+        torch.ops.dkcls.deform_kernel2d_backward(grad, *RAW.values(), needs)
 
 
 def test_meta_tensors_have_shapes():
