@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from dkcls.ops.checks import interpreting
+from dkcls.ops.triton_host import interpreting
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dkcls.ops.geometry import Geometry
+from dkcls.ops.triton_host import AMD, has_kernels, interpreting
 
 BACKENDS = (None, "reference", "triton", "cpu")
 
@@ -96,6 +97,15 @@ def check_offsets(
         check_offset(name, offset, input)
 
 
+def default_backend(tensor: Tensor) -> str:
+    """The fastest backend for a tensor's device and dtype."""
+    if tensor.dtype == torch.float64:
+        return "taps"
+    if has_kernels(tensor):
+        return "triton"
+    return "cpu" if tensor.device.type == "cpu" else "taps"
+
+
 def check_backend(backend: str | None, tensor: Tensor, known: tuple[str | None, ...] = BACKENDS) -> None:
     """A backend that is among the known ones and takes a tensor of that device and dtype."""
     if backend not in known:
@@ -107,12 +117,6 @@ def check_backend(backend: str | None, tensor: Tensor, known: tuple[str | None, 
             raise ValueError('backend "triton" takes float32, float16 and bfloat16, got torch.float64')
         if tensor.device.type == "cpu" and not interpreting():
             raise ValueError('backend "triton" needs tensors on a GPU, or TRITON_INTERPRET=1, got cpu')
-
-
-def interpreting() -> bool:
-    """Whether Triton kernels run in Triton's interpreter, on the CPU."""
-    try:
-        import triton
-    except ImportError:
-        return False
-    return bool(triton.knobs.runtime.interpret)
+        if tensor.is_cuda and not has_kernels(tensor):
+            name = torch.cuda.get_device_properties(tensor.device).gcnArchName
+            raise ValueError(f'backend "triton" needs an NVIDIA device or {AMD}, got {name}')

@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from dkcls.ops.checks import autocast, check_backend, check_offset, check_same, check_shape, widen
+from dkcls.ops.checks import autocast, check_backend, check_offset, check_same, check_shape, default_backend, widen
 from dkcls.ops.geometry import Geometry, Grid, check_geometry, make_geometry, tap_grid
 from dkcls.ops.interpolation import sampling_matrix
 
@@ -39,7 +39,7 @@ def sample_kernel2d(
         kernel_offset = weight.new_zeros(1, 2 * geometry.taps)
     (kernel_offset,) = autocast((), (kernel_offset,))
     _check_offset(kernel_offset, weight, geometry)
-    if backend == "triton" or (backend is None and weight.is_cuda and weight.dtype != torch.float64):
+    if (backend or default_backend(weight)) == "triton":
         return _sample_op(weight, kernel_offset, geometry.kernel_size, geometry.step, clip)
     return _sample(weight, kernel_offset, geometry)
 

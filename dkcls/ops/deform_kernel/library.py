@@ -20,18 +20,12 @@ from dkcls.ops.checks import (
     check_offsets,
     check_same,
     check_shape,
+    default_backend,
     memory_format,
 )
 from dkcls.ops.geometry import Geometry, check_geometry
 
 _MODULES = {"taps": "tap_loop", "cpu": "cpu", "triton": "gpu"}
-
-
-def default_backend(tensor: Tensor) -> str:
-    """The fastest backend for a tensor's device and dtype."""
-    if tensor.dtype == torch.float64:
-        return "taps"
-    return {"cpu": "cpu", "cuda": "triton"}.get(tensor.device.type, "taps")
 
 
 def _backend(name: str, tensor: Tensor) -> ModuleType:
