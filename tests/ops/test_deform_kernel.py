@@ -13,6 +13,9 @@ from dkcls.ops.geometry import make_geometry
 from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors, run
 
 
+interpreter = pytest.mark.interpreter
+
+
 def place_at_rest(case: Case, k: int, taps: int, scope: int) -> float:
     """The contract's g_k, along one axis."""
     spread = (scope - 1) / max(taps - 1, 1)
@@ -409,6 +412,50 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
 def test_bad_arguments_are_named(tensors, options, message):
     with pytest.raises(ValueError, match=message):
         deform_kernel2d(*tensors, **({"padding": 1} | options))
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "backend", "kernels"),
+    [
+        (Case(n=1), torch.float32, None, "on the CPU's numba kernels"),
+        (Case(n=1), torch.float64, None, "tap by tap in PyTorch"),
+        (Case(n=1), torch.float64, "cpu", "tap by tap in PyTorch"),
+        (Case(n=1), torch.float32, "reference", None),
+        (Case(n=1, kind="rigid", scope=(3, 3)), torch.float32, None, None),  # a convolution of PyTorch's
+        pytest.param(
+            Case(n=1, c=32, size=(4, 4)), torch.float16, "triton", "on Triton's tensor-core kernels", marks=interpreter
+        ),
+        pytest.param(
+            Case(n=1, c=32, size=(4, 4)),
+            torch.float32,
+            "triton",
+            "on Triton's gather kernels (float32: the tensor cores take half precision only)",
+            marks=interpreter,
+        ),
+        pytest.param(
+            Case(n=1, c=32, size=(4, 4), kind="dcn_local"),
+            torch.float16,
+            "triton",
+            "on Triton's gather kernels (the tensor cores take local DK only)",
+            marks=interpreter,
+        ),
+        pytest.param(
+            Case(n=1, c=12, size=(4, 4)),
+            torch.float16,
+            "triton",
+            "on Triton's gather kernels (scope, taps or channels do not fit the tensor cores' tiles)",
+            marks=interpreter,
+        ),
+    ],
+)
+def test_the_kernels_that_run_are_named_once(case, dtype, backend, kernels, caplog, monkeypatch, triton_device):
+    monkeypatch.setattr(library, "_announced", set())
+    tensors = make_tensors(case, dtype, triton_device if backend == "triton" else "cpu")
+    with caplog.at_level("INFO", logger="dkcls"):
+        for _ in range(2):
+            deform_kernel2d(*tensors, **case.options, backend=backend).sum().backward()
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "dkcls"]
+    assert said == ([("INFO", f"deform_kernel2d runs {kernels}")] if kernels else [])
 
 
 TAPS = torch.zeros(1, 3, 1, 3, 3)

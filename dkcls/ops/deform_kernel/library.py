@@ -5,6 +5,7 @@ geometry)` and `backward(grad, x, weight, kernel_offset, image_offset, geometry,
 empty tensor, since an op cannot return None.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
@@ -26,13 +27,26 @@ from dkcls.ops.checks import (
 from dkcls.ops.geometry import Geometry, check_geometry
 
 _MODULES = {"taps": "tap_loop", "cpu": "cpu", "triton": "gpu"}
+_LINES = {"taps": "tap by tap in PyTorch", "cpu": "on the CPU's numba kernels"}  # gpu.py has its own
+_announced: set[str] = set()
+
+logger = logging.getLogger("dkcls")
 
 
 def _backend(name: str, tensor: Tensor) -> ModuleType:
     name = name or default_backend(tensor)
     if name == "cpu" and (tensor.dtype == torch.float64 or not _module("cpu").available()):
         name = "taps"
+    if name in _LINES:
+        announce(_LINES[name])
     return _module(name)
+
+
+def announce(kernels: str, why: str = "") -> None:
+    """Log, the first time, which kernels run, and why not better ones."""
+    if kernels not in _announced:
+        _announced.add(kernels)
+        logger.info("deform_kernel2d runs %s%s", kernels, f" ({why})" if why else "")
 
 
 @cache
