@@ -12,7 +12,6 @@ from dkcls.ops.deform_kernel import library
 from dkcls.ops.geometry import make_geometry
 from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors, run
 
-
 interpreter = pytest.mark.interpreter
 
 
