@@ -24,7 +24,7 @@ from dkcls.analysis.dynamics import Explained, beside, collect_dynamics, embed, 
 from dkcls.analysis.dynamics_plots import Cloud, clouds, taps_over_images
 from dkcls.analysis.erf_plots import FieldRow, field_table, radius_over_scale
 from dkcls.analysis.probes import Probe, first_of_classes, middle, place, probe_fields, turned_back
-from dkcls.analysis.style import NAMES, save
+from dkcls.analysis.style import NAMES, layer_label, save
 from dkcls.analysis.tables import markdown_table
 from dkcls.analysis.taps import moves, read_scopes
 from dkcls.config import ModelConfig
@@ -92,7 +92,7 @@ def load(paths: Sequence[str], images: int) -> Study:
         network = load_network(ModelConfig(name=None, pretrained=path))
         spatial = network.run.model.spatial or "rigid"
         if spatial in networks:
-            raise cli.UserError(f"{path} and {networks[spatial].path} are both {NAMES[spatial]}; give one of them")
+            raise cli.UserError(f"{path} and {networks[spatial].path} are both {layer_label(spatial)}; give one of them")
         networks[spatial] = network
         network.model.eval()
     if not networks:
@@ -100,7 +100,8 @@ def load(paths: Sequence[str], images: int) -> Study:
     dataset = build_dataset(network.run.data, "test", network.run.seed)
     if not isinstance(dataset, DeformedFashion):
         raise cli.UserError(f"the figures need networks that were trained on deformed_fashion, got {network.run.data.name}")
-    return Study({name: networks[name] for name in NAMES if name in networks}, dataset, np.arange(min(images, len(dataset))))
+    ordered = {name: networks[name] for name in (*NAMES, *networks) if name in networks}
+    return Study(ordered, dataset, np.arange(min(images, len(dataset))))
 
 
 def sizes(study: Study) -> tuple[Figure, Rows]:
@@ -115,7 +116,9 @@ def fields_of_probes(study: Study, probes: dict[str, tuple[Probe, Probe]]) -> tu
     """One object of each probe drawn, and the numbers of many in a table."""
     drawn, table = [], []
     for title, (shown, many) in probes.items():
-        fields = {NAMES[n]: probe_fields(network.model, study.dataset, shown)[0] for n, network in study.compared().items()}
+        fields = {
+            layer_label(n): probe_fields(network.model, study.dataset, shown)[0] for n, network in study.compared().items()
+        }
         notes = {
             name: f"radius {measures.radius(field):.1f}, {100 * measures.share_inside(field, shown.masks[0]):.0f} % inside"
             for name, field in fields.items()
@@ -123,7 +126,7 @@ def fields_of_probes(study: Study, probes: dict[str, tuple[Probe, Probe]]) -> tu
         image, mask = shown.images[0, 0].numpy() / 255, shown.masks[0].numpy()
         drawn.append(FieldRow(title, image, mask, {name: field.numpy() for name, field in fields.items()}, notes))
         for name, network in study.compared().items():
-            table.append({"object": title, "network": NAMES[name], **numbers(study, network, many)})
+            table.append({"object": title, "network": layer_label(name), **numbers(study, network, many)})
     return field_table(drawn, shown.look.point), table
 
 
@@ -153,7 +156,7 @@ def deformations(study: Study) -> tuple[Figure, Rows]:
         point = placed["as is"][1].look.point
         square = turned_back(still, point, 0)
         rows.append({
-            "network": NAMES[name],
+            "network": layer_label(name),
             "radius, scaled over as is": float((measures.radius(scaled) / measures.radius(still)).mean()),
             "similarity to the turned object's ERF": cosine(square, turned_back(turned, point, 0)),
             "the same, turned back": cosine(square, turned_back(turned, point, 1)),
@@ -189,11 +192,11 @@ def radius(study: Study) -> tuple[Figure, Rows]:
         for name, network in study.networks.items():
             values = measures.radius(probe_fields(network.model, study.dataset, probe, projections=16)).numpy()
             r = float(np.corrcoef(np.log(factors.scale), values)[0, 1])
-            radii.setdefault(depth, {})[NAMES[name]] = values
-            correlations.setdefault(depth, {})[NAMES[name]] = r
+            radii.setdefault(depth, {})[layer_label(name)] = values
+            correlations.setdefault(depth, {})[layer_label(name)] = r
             slope = float(np.polyfit(np.log2(factors.scale), values, 1)[0])
             rows.append({
-                "depth": depth, "network": NAMES[name], "mean radius": float(values.mean()),
+                "depth": depth, "network": layer_label(name), "mean radius": float(values.mean()),
                 "correlation with log scale": r, "pixels per doubling": slope,
             })  # fmt: skip
     return radius_over_scale(factors.scale, radii, correlations), rows
@@ -209,10 +212,10 @@ def dynamics(study: Study) -> tuple[Figure, Rows]:
         for generator, said in found.items():
             own, control = explain(said.values, classes, scales), explain_control(said, classes, scales)
             layer, _, kind = generator.rpartition(".")
-            about = {"network": NAMES[name], "layer": layers.index(layer) + 1, "what": KINDS[kind]}
+            about = {"network": layer_label(name), "layer": layers.index(layer) + 1, "what": KINDS[kind]}
             rows.append(about | beside(own, control))
         if name in WORDS:  # the last layer's
-            panels += [panel(f"{NAMES[name]}: {said.values.shape[1]} {WORDS[name]}", said.values, own)]
+            panels += [panel(f"{layer_label(name)}: {said.values.shape[1]} {WORDS[name]}", said.values, own)]
             panels += [panel("its control", said.control(0), explain(said.control(0), classes, scales))]
     if not panels:
         raise cli.UserError("the figure dynamics needs a checkpoint with local deformable kernels or CondConv")

@@ -21,7 +21,7 @@ from dkcls import __version__
 from dkcls.analysis.plots import plot_sweep
 from dkcls.analysis.report import Section, chart, facts, folded, page, paragraph, table
 from dkcls.analysis.report_sections import Subject, curves_section, dynamics_section, fields_section
-from dkcls.analysis.style import NAMES
+from dkcls.analysis.style import layer_label
 from dkcls.config import ModelConfig
 from dkcls.engine import cli
 from dkcls.engine.build import build_dataset
@@ -68,7 +68,7 @@ def label(group: Group, *without: str) -> str:
     spatial = group.runs[0].config["model.spatial"]
     hidden = {"model.spatial", *without, *([SCOPE] if spatial in WITHOUT_SCOPE else [])}
     shown = {key: value for key, value in group.settings.items() if value is not None and key not in hidden}
-    return ", ".join([NAMES[spatial or "rigid"], *(f"{key.split('.')[-1]} {value}" for key, value in shown.items())])
+    return ", ".join([layer_label(spatial or "rigid"), *(f"{key.split('.')[-1]} {value}" for key, value in shown.items())])
 
 
 def title(groups: Sequence[Group]) -> str:

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 
-from dkcls.ops.checks import interpreting
+from dkcls.ops.triton_host import interpreting
 
 if interpreting():
     import triton.language as tl

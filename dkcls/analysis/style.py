@@ -16,7 +16,12 @@ NAMES = {
     "global_dk": "global DK",
     "dcn_local_dk": "DCN + local DK",
     "cond": "CondConv",
-}  # what pictures call a network, by its depthwise operator
+}
+
+
+def layer_label(name: str) -> str:
+    """Return what pictures call a network, by the name of its depthwise layer."""
+    return NAMES.get(name, name)
 
 
 def tidy(axes: Axes) -> None:

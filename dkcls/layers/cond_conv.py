@@ -10,6 +10,8 @@ from dkcls.layers.generators import Routing
 from dkcls.layers.init import draw_bias_, draw_kernel, draw_noise
 from dkcls.ops import cond_conv2d
 
+torch.fx.wrap("cond_conv2d")  # a node of its graphs: what an operator does depends on shapes
+
 
 class CondConv2d(DynamicConv2d):
     """Convolution whose kernel is a mix of experts, per image. A fresh layer gives every expert one half.

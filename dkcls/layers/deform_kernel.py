@@ -12,6 +12,9 @@ from dkcls.layers.init import fill_scope_
 from dkcls.ops import deform_kernel2d, global_deform_kernel2d, sample_kernel2d
 from dkcls.ops.geometry import Grid, make_geometry, pair
 
+for _operator in ("deform_kernel2d", "global_deform_kernel2d", "sample_kernel2d"):
+    torch.fx.wrap(_operator)  # a node of its graphs: what an operator does depends on shapes
+
 
 class ScopeConv2d(DynamicConv2d):
     """Base class of the layers with a scope: weights [Cout, Cin/groups, Sh, Sw] from which a Kh x Kw kernel is read.

@@ -1,28 +1,35 @@
 """What every operator checks and casts before it computes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dkcls.ops.geometry import Geometry
+from dkcls.ops.triton_host import AMD, has_kernels, interpreting
 
 BACKENDS = (None, "reference", "triton", "cpu")
 
 
-def autocast(input: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any]:
-    """Under autocast: input and weight in the low precision, offsets in float32. Float64 is left alone, as PyTorch does."""
-    device = input.device.type
-    tensors = [input, weight, *offsets]
-    if not _autocasts(device):
+def autocast(data: Sequence[Tensor], offsets: Sequence[Tensor | None]) -> list[Any]:
+    """Return data in autocast's low precision and offsets in float32; float64 is left alone."""
+    tensors: list[Any] = [*data, *offsets]
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):  # it raises on the meta device
         return tensors
     low = torch.get_autocast_dtype(device)
-    dtypes = [low, low, *(torch.float32 for _ in offsets)]
-    return [t if t is None or t.dtype == torch.float64 else t.to(d) for t, d in zip(tensors, dtypes, strict=True)]
+    dtypes = [*(low for _ in data), *(torch.float32 for _ in offsets)]
+    return [
+        t.to(d) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t
+        for t, d in zip(tensors, dtypes, strict=True)
+    ]
 
 
-def _autocasts(device: str) -> bool:
-    return device != "meta" and torch.is_autocast_enabled(device)  # it raises on the meta device
+def widen(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
+    """Return the tensors in float32, or in float64 where that is the data's `dtype`."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return [t if t is None else t.to(wide) for t in tensors]
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
@@ -37,6 +44,8 @@ def check_input(input: Tensor, geometry: Geometry) -> None:
         raise ValueError(f"input must be [N, C, H, W], got {list(input.shape)}")
     if not input.is_floating_point():
         raise ValueError(f"input must be floating point, got {input.dtype}")
+    if 0 in input.shape[2:]:
+        raise ValueError(f"input must have at least one row and one column, got {list(input.shape)}")
     ho, wo = geometry.output_size(input.shape[2], input.shape[3])
     if ho < 1 or wo < 1:
         raise ValueError(
@@ -45,11 +54,16 @@ def check_input(input: Tensor, geometry: Geometry) -> None:
         )
 
 
+def check_shape(name: str, tensor: Tensor, layout: str, shape: Sequence[int]) -> None:
+    if list(tensor.shape) != list(shape):
+        raise ValueError(f"{name} must be {layout} = {list(shape)}, got {list(tensor.shape)}")
+
+
 def check_same(name: str, tensor: Tensor, like: Tensor, like_name: str = "input") -> None:
-    """One device and, outside autocast, one dtype."""
+    """One device and one dtype."""
     if tensor.device != like.device:
         raise ValueError(f"{name} must be on {like_name}'s device {like.device}, got {tensor.device}")
-    if tensor.dtype != like.dtype and not _autocasts(like.device.type):
+    if tensor.dtype != like.dtype:
         raise ValueError(f"{name} must have {like_name}'s dtype {like.dtype}, got {tensor.dtype}")
 
 
@@ -61,9 +75,41 @@ def check_offset(name: str, offset: Tensor, like: Tensor, like_name: str = "inpu
         raise ValueError(f"{name} must be on {like_name}'s device {like.device}, got {offset.device}")
 
 
-def check_backend(backend: str | None, tensor: Tensor) -> None:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+def check_offsets(
+    input: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+    *,
+    per_image: bool,
+) -> None:
+    """Offsets per position; the kernel_offset per image as well where it may be."""
+    whole = [input.shape[0], 2 * geometry.taps]
+    local = [*whole, *geometry.output_size(input.shape[2], input.shape[3])]
+    for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
+        if offset is None:
+            continue
+        shape, may_be_whole = list(offset.shape), per_image and name == "kernel_offset"
+        if shape != local and not (may_be_whole and shape == whole):
+            shapes = f"[N, 2*Kh*Kw, Ho, Wo] = {local}"
+            shapes += f" or [N, 2*Kh*Kw] = {whole}" if may_be_whole else ""
+            raise ValueError(f"{name} must be {shapes}, got {shape}")
+        check_offset(name, offset, input)
+
+
+def default_backend(tensor: Tensor) -> str:
+    """The fastest backend for a tensor's device and dtype."""
+    if tensor.dtype == torch.float64:
+        return "taps"
+    if has_kernels(tensor):
+        return "triton"
+    return "cpu" if tensor.device.type == "cpu" else "taps"
+
+
+def check_backend(backend: str | None, tensor: Tensor, known: tuple[str | None, ...] = BACKENDS) -> None:
+    """A backend that is among the known ones and takes a tensor of that device and dtype."""
+    if backend not in known:
+        raise ValueError(f"backend must be one of {known}, got {backend!r}")
     if backend == "cpu" and tensor.device.type != "cpu":
         raise ValueError(f'backend "cpu" needs tensors on the CPU, got {tensor.device}')
     if backend == "triton":
@@ -71,12 +117,6 @@ def check_backend(backend: str | None, tensor: Tensor) -> None:
             raise ValueError('backend "triton" takes float32, float16 and bfloat16, got torch.float64')
         if tensor.device.type == "cpu" and not interpreting():
             raise ValueError('backend "triton" needs tensors on a GPU, or TRITON_INTERPRET=1, got cpu')
-
-
-def interpreting() -> bool:
-    """Whether Triton kernels run in Triton's interpreter, on the CPU."""
-    try:
-        import triton
-    except ImportError:
-        return False
-    return bool(triton.knobs.runtime.interpret)
+        if tensor.is_cuda and not has_kernels(tensor):
+            name = torch.cuda.get_device_properties(tensor.device).gcnArchName
+            raise ValueError(f'backend "triton" needs an NVIDIA device or {AMD}, got {name}')

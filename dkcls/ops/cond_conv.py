@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dkcls.ops.checks import autocast, check_offset
+from dkcls.ops.checks import autocast, check_offset, check_shape
 from dkcls.ops.geometry import make_geometry
-from dkcls.ops.per_image_conv import check_convolution, check_shape, per_image_conv2d, per_image_depthwise_conv2d
+from dkcls.ops.per_image_conv import check_convolution, per_image_conv2d, per_image_depthwise_conv2d
 
 
 def cond_conv2d(
@@ -35,11 +35,11 @@ def cond_conv2d(
     """
     if weight.dim() != 5 or 0 in weight.shape[3:]:
         raise ValueError(f"weight must be [E, Cout, Cin/groups, Kh, Kw], got {list(weight.shape)}")
+    input, weight, routing = autocast((input, weight), (routing,))
     geometry = make_geometry(weight.shape[3:], tuple(weight.shape[3:]), stride, padding, dilation)
     check_convolution(input, weight, "[E, Cout, Cin/groups, Kh, Kw]", geometry, groups)
     check_shape("routing", routing, "[N, E]", [input.shape[0], weight.shape[0]])
     check_offset("routing", routing, input)
-    input, weight, routing = autocast(input, weight, routing)
     if groups == input.shape[1] == weight.shape[1]:
         return per_image_depthwise_conv2d(input, mix_experts(weight, routing), geometry)
     return per_image_conv2d(input, weight, routing, mix_experts, geometry, groups)

@@ -79,3 +79,12 @@ def make_geometry(
         raise ValueError(f'clip must be "hard" or "projected", got {clip!r}')
     step = grid_step(grid, size[0], scope[0]), grid_step(grid, size[1], scope[1])
     return Geometry(size, pair(stride, "stride", 1), pair(padding, "padding", 0), pair(dilation, "dilation", 1), step, clip)
+
+
+def check_geometry(geometry: Geometry) -> None:
+    """Check what a registered op is given, by the rules for what a user gives."""
+    size, stride, padding, dilation, step, clip = geometry
+    if len(step) != 2:
+        raise ValueError(f"step must be two numbers, got {list(step)}")
+    for s in step:
+        make_geometry((1, 1), size, stride, padding, dilation, s, clip)

@@ -8,10 +8,10 @@ from functools import partial
 
 from torch import Tensor
 
-from dkcls.ops.checks import autocast, check_backend, check_offset
+from dkcls.ops.checks import autocast, check_backend, check_offset, check_shape
 from dkcls.ops.deform_kernel import deform_kernel2d
 from dkcls.ops.geometry import Grid, make_geometry
-from dkcls.ops.per_image_conv import check_convolution, check_shape, per_image_conv2d
+from dkcls.ops.per_image_conv import check_convolution, per_image_conv2d
 from dkcls.ops.sample_kernel import sample_kernel2d
 
 
@@ -43,6 +43,7 @@ def global_deform_kernel2d(
     """
     if weight.dim() != 4 or 0 in weight.shape[2:]:
         raise ValueError(f"weight must be [Cout, Cin/groups, Sh, Sw], got {list(weight.shape)}")
+    input, weight, kernel_offset = autocast((input, weight), (kernel_offset,))
     geometry = make_geometry(weight.shape[2:], kernel_size, stride, padding, dilation, grid, clip)
     check_convolution(input, weight, "[Cout, Cin/groups, Sh, Sw]", geometry, groups)
     check_shape("kernel_offset", kernel_offset, "[N, 2*Kh*Kw]", [input.shape[0], 2 * geometry.taps])
@@ -61,6 +62,5 @@ def global_deform_kernel2d(
             clip=clip,
             backend=backend,
         )
-    input, weight, kernel_offset = autocast(input, weight, kernel_offset)
     make_kernels = partial(sample_kernel2d, kernel_size=geometry.kernel_size, grid=grid, clip=clip, backend=backend)
     return per_image_conv2d(input, weight, kernel_offset, make_kernels, geometry, groups)

@@ -4,7 +4,7 @@ What global deformable kernels (parameters: offsets) and conditional convolution
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -83,8 +83,3 @@ def check_convolution(input: Tensor, weight: Tensor, layout: str, geometry: Geom
     if per_group != channels // groups:
         raise ValueError(f"weight must be {layout} with Cin/groups = {channels // groups}, got {list(weight.shape)}")
     check_same("weight", weight, input)
-
-
-def check_shape(name: str, tensor: Tensor, layout: str, shape: Sequence[int]) -> None:
-    if list(tensor.shape) != list(shape):
-        raise ValueError(f"{name} must be {layout} = {list(shape)}, got {list(tensor.shape)}")

@@ -7,8 +7,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from dkcls.ops.checks import check_backend, check_offset
-from dkcls.ops.geometry import Geometry, Grid, make_geometry, tap_grid
+from dkcls.ops.checks import autocast, check_backend, check_offset, check_same, check_shape, default_backend, widen
+from dkcls.ops.geometry import Geometry, Grid, check_geometry, make_geometry, tap_grid
 from dkcls.ops.interpolation import sampling_matrix
 
 
@@ -30,20 +30,38 @@ def sample_kernel2d(
     Returns:
         [N, Cout, Cin/groups, Kh, Kw]
     """
-    if weight.dim() != 4 or 0 in weight.shape[2:]:
-        raise ValueError(f"weight must be [Cout, Cin/groups, Sh, Sw], got {list(weight.shape)}")
+    _check_weight(weight)
     geometry = make_geometry(weight.shape[2:], kernel_size, grid=grid, clip=clip)
     check_backend(backend, weight)
     if kernel_offset is None:
         if _grid_is_scope(weight.shape[2:], geometry):
             return weight[None]
         kernel_offset = weight.new_zeros(1, 2 * geometry.taps)
-    if kernel_offset.dim() != 2 or kernel_offset.shape[1] != 2 * geometry.taps:
-        raise ValueError(f"kernel_offset must be [N, 2*Kh*Kw] = [N, {2 * geometry.taps}], got {list(kernel_offset.shape)}")
-    check_offset("kernel_offset", kernel_offset, weight, "weight")
-    if backend == "triton" or (backend is None and weight.is_cuda and weight.dtype != torch.float64):
+    (kernel_offset,) = autocast((), (kernel_offset,))
+    _check_offset(kernel_offset, weight, geometry)
+    if (backend or default_backend(weight)) == "triton":
         return _sample_op(weight, kernel_offset, geometry.kernel_size, geometry.step, clip)
     return _sample(weight, kernel_offset, geometry)
+
+
+def _check_weight(weight: Tensor) -> None:
+    if weight.dim() != 4 or 0 in weight.shape[2:]:
+        raise ValueError(f"weight must be [Cout, Cin/groups, Sh, Sw], got {list(weight.shape)}")
+
+
+def _check_offset(kernel_offset: Tensor, weight: Tensor, geometry: Geometry) -> None:
+    channels = 2 * geometry.taps
+    if kernel_offset.dim() != 2 or kernel_offset.shape[1] != channels:
+        raise ValueError(f"kernel_offset must be [N, 2*Kh*Kw] = [N, {channels}], got {list(kernel_offset.shape)}")
+    check_offset("kernel_offset", kernel_offset, weight, "weight")
+
+
+def _check_op(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> None:
+    """Refuse what the Triton kernels would misread."""
+    check_geometry(geometry)
+    _check_weight(weight)
+    _check_offset(kernel_offset, weight, geometry)
+    check_backend("triton", weight)
 
 
 def _grid_is_scope(scope: Sequence[int], geometry: Geometry) -> bool:
@@ -55,6 +73,7 @@ def _grid_is_scope(scope: Sequence[int], geometry: Geometry) -> bool:
 
 def _sample(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor:
     scope = weight.shape[2:]
+    (kernel_offset,) = widen(weight.dtype, kernel_offset)
     origins = [geometry.tap_origin(tap, scope) for tap in range(geometry.taps)]
     origin = torch.tensor(origins, dtype=kernel_offset.dtype, device=kernel_offset.device).unbind(1)
     matrices = sampling_matrix(kernel_offset[:, ::2], kernel_offset[:, 1::2], origin, scope, geometry.clip)  # [N, taps, Sh*Sw]
@@ -65,9 +84,11 @@ def _sample(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor
 @torch.library.custom_op("dkcls::sample_kernel2d", mutates_args=())
 def _sample_op(weight: Tensor, kernel_offset: Tensor, kernel_size: Sequence[int], step: Sequence[float], clip: str) -> Tensor:
     """The same on a GPU, in one launch instead of dozens; registered as deform_kernel2d is."""
+    geometry = _geometry(kernel_size, step, clip)
+    _check_op(weight, kernel_offset, geometry)
     if weight.numel() * kernel_offset.shape[0] == 0:
         return _empty_kernels(weight, kernel_offset, kernel_size)
-    return _kernels().forward(weight, kernel_offset, _geometry(kernel_size, step, clip))
+    return _kernels().forward(weight, kernel_offset, geometry)
 
 
 @_sample_op.register_fake
@@ -85,11 +106,17 @@ def _sample_backward_op(
     clip: str,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    tensors = (weight, kernel_offset)
+    tensors, geometry = (weight, kernel_offset), _geometry(kernel_size, step, clip)
+    _check_op(*tensors, geometry)
+    kernels = [kernel_offset.shape[0], *weight.shape[:2], *kernel_size]
+    check_shape("grad", grad, "[N, Cout, Cin/groups, Kh, Kw]", kernels)
+    check_same("grad", grad, weight, "weight")
+    if len(needs) != 2:
+        raise ValueError(f"needs must be two booleans, got {list(needs)}")
     if grad.numel() == 0:
         grads = [torch.zeros_like(t) for t in tensors]
     else:
-        grads = _kernels().backward(grad, *tensors, _geometry(kernel_size, step, clip), needs)
+        grads = _kernels().backward(grad, *tensors, geometry, needs)
     dense = [g.to(t.dtype).contiguous() if need else t.new_empty(0) for t, g, need in zip(tensors, grads, needs, strict=True)]
     return dense[0], dense[1]
 

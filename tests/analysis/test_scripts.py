@@ -9,6 +9,8 @@ import yaml
 from PIL import Image
 
 from dkcls.config import Config, DataConfig, ModelConfig
+from dkcls.layers import LAYERS, LocalDeformKernel2d
+from dkcls.models import variants
 from tests.analysis import browser
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.common import run_here
@@ -169,6 +171,26 @@ def test_the_report_of_one_run_on_other_data(monkeypatch, tmp_path):
     assert "Training report: one" in page
     assert "Validation image 3" in page
     assert "What it follows" not in page  # nobody knows the scale of what is in there
+
+
+def test_an_operator_without_a_label_is_shown_under_its_name(monkeypatch, tmp_path, capsys):
+    """One that is added as docs/models.md says: a class and a line in the registry."""
+
+    class DampedDeformKernel2d(LocalDeformKernel2d):
+        pass
+
+    monkeypatch.setitem(LAYERS, "damped_dk", DampedDeformKernel2d)
+    monkeypatch.setattr(variants, "SPATIAL", tuple(LAYERS))
+    write_run(tmp_path / "runs" / "rigid", 60.0, spatial="rigid")
+    damped = write_run(tmp_path / "runs" / "damped", 61.0, spatial="damped_dk")
+    assert run_here(monkeypatch, tmp_path, "run=runs", "output=page.html", script="scripts/report.py") == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "With the best setting, damped_dk, 61.0 % of the validation images" in page
+    assert "taps in the scopes of damped_dk" in page
+    checkpoint = f"checkpoint=[{damped}/best.pt]"
+    arguments = checkpoint, "figure=radius", "output=figures", "images=10"
+    assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/plot_figures.py") == 0
+    assert "| damped_dk |" in capsys.readouterr().out
 
 
 def test_a_report_without_networks_says_why(monkeypatch, tmp_path):

@@ -177,6 +177,26 @@ def test_compiles_as_one_graph(key):
         torch.testing.assert_close(p.grad, g)
 
 
+@pytest.mark.parametrize("options", [{}, {"padding": "same", "kernel_size": (2, 3), "bias": False}], ids=str)
+@pytest.mark.parametrize("key", SMALL)
+def test_fx_traces(key, options):
+    layer = stir(build(key, **options))
+    graph = torch.fx.symbolic_trace(layer)
+    assert graph.state_dict().keys() <= layer.state_dict().keys()
+    for traced in (graph, copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        for x in (image(), image(n=3, size=(9, 5))):
+            got, expected = traced(x), layer(x)
+            assert torch.equal(got, expected)
+            names = [name for name, _ in traced.named_parameters()]
+            weights = [dict(network.named_parameters()) for network in (traced, layer)]
+            assert len(names) == len(list(layer.parameters()))
+            grads = [
+                torch.autograd.grad(out.square().sum(), [parameters[name] for name in names])
+                for out, parameters in zip((got, expected), weights, strict=True)
+            ]
+            assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
 @pytest.mark.parametrize("key", ONE_OF_EACH)
 def test_exports(key):
     layer, x = stir(build(key)), image()

@@ -10,6 +10,7 @@ from timm.layers import DropPath
 from timm.models import list_models
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torchvision.models.feature_extraction import create_feature_extractor
 
 from dkcls.layers import DynamicConv2d, offset_generators
 from dkcls.models import Variant
@@ -70,6 +71,43 @@ def test_widths_are_timms(theirs, width):
     with torch.device("meta"):
         ours, theirs = timm.create_model("mobilenetv2_dw", width=width), timm.create_model(theirs)
     assert {n: t.shape for n, t in ours.state_dict().items()} == {n: t.shape for n, t in theirs.state_dict().items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fx_features_are_the_networks(variant):
+    """By timm's argument, by torchvision's extractor and from torch.fx itself, gradients included."""
+    model, x = awake(stir(create(**VARIANTS[variant]))), images()
+    features = create(**VARIANTS[variant], features_only=True, feature_cls="fx")
+    features.graph_module.load_state_dict(model.state_dict(), strict=False)
+    nodes = {info["module"]: str(i) for i, info in enumerate(model.feature_info)}
+    seen = {}
+    hooks = [
+        model.get_submodule(node).register_forward_hook(lambda m, a, out, key=key: seen.update({key: out}))
+        for node, key in nodes.items()
+    ]
+    expected = model(x)
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), expected)
+    by_torchvision = create_feature_extractor(model, nodes)(x)
+    by_timm = features.eval()(x)
+    assert len(by_timm) == len(seen) == len(nodes) > 2
+    for key, feature in enumerate(by_timm):
+        assert torch.equal(feature, seen[str(key)])
+        assert torch.equal(by_torchvision[str(key)], seen[str(key)])
+    for name, p in features.graph_module.named_parameters():
+        (a,) = torch.autograd.grad(by_timm[-1].square().sum(), p, retain_graph=True)
+        (b,) = torch.autograd.grad(seen[str(len(seen) - 1)].square().sum(), model.get_parameter(name), retain_graph=True)
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("name", ["resnet50_dw_cond_local4", "resnet50_dw_dcn_local4", "mobilenetv2_100_dcn_local4"])
+def test_fx_features_of_the_papers_networks(name):
+    with torch.device("meta"):
+        model = timm.create_model(name, features_only=True, feature_cls="fx")
+        shapes = [tuple(feature.shape[1:]) for feature in model(torch.empty(1, 3, 64, 64))]
+    assert [shape[0] for shape in shapes] == model.feature_info.channels()
+    assert [64 // shape[1] for shape in shapes] == model.feature_info.reduction()
 
 
 @pytest.mark.parametrize("name", OWN_NAMES)

@@ -29,6 +29,7 @@ class Case:
     channels_last: bool = True
     offset_scale: float = 1.0
     integer: bool = False  # offsets that put every coordinate on an integer
+    layout: str = ""  # of all tensors: "transposed" or "sliced", in which H and W are no single axis
 
     def __str__(self) -> str:
         default = Case()
@@ -81,7 +82,22 @@ CASES = [
     Case(kind="dcn_global", n=3),
     Case(n=0),
     Case(kind="dcn", n=0, scope=(3, 3)),
+    Case(n=1, c=4, size=(4, 3), layout="transposed"),
+    Case(kind="dcn", n=1, c=4, size=(4, 3), scope=(3, 3), layout="transposed"),
+    Case(kind="dcn", n=1, c=4, size=(4, 3), scope=(3, 3), layout="sliced"),
+    Case(kind="dcn_local", n=1, c=4, size=(4, 3), layout="transposed"),
+    Case(kind="dcn_local", n=1, c=4, size=(4, 3), layout="sliced"),
+    Case(kind="global", n=2, c=4, size=(4, 3), layout="transposed"),
 ]
+
+
+def relaid(t: Tensor, layout: str) -> Tensor:
+    """The same numbers in another layout."""
+    if layout == "transposed":
+        return t.transpose(-2, -1).contiguous().transpose(-2, -1)
+    if layout == "sliced":
+        return torch.nn.functional.pad(t, (2, 1, 1, 0))[..., 1:, 2:-1]
+    return t
 
 
 def make_tensors(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> list[Tensor | None]:
@@ -109,7 +125,7 @@ def make_tensors(case: Case, dtype: torch.dtype = torch.float32, device: str = "
         t = t.to(device, dtype if i < 2 else torch.promote_types(dtype, torch.float32))
         if case.channels_last and t.dim() == 4 and i != 1:
             t = t.contiguous(memory_format=torch.channels_last)
-        tensors.append(t.requires_grad_())
+        tensors.append(relaid(t, case.layout).detach().requires_grad_())
     return tensors
 
 

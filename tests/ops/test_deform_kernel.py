@@ -8,8 +8,11 @@ import torch.nn.functional as F
 from torchvision.ops import deform_conv2d
 
 from dkcls.ops import deform_kernel2d
+from dkcls.ops.deform_kernel import library
 from dkcls.ops.geometry import make_geometry
-from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors
+from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors, run
+
+interpreter = pytest.mark.interpreter
 
 
 def place_at_rest(case: Case, k: int, taps: int, scope: int) -> float:
@@ -188,12 +191,54 @@ def test_infinite_offsets_are_clipped_or_outside(backend):
     assert (deform_kernel2d(x, weight, None, far, padding=1, backend=backend) == 0).all()
 
 
+TINY = [
+    Case(kind=kind, n=2, c=3, size=(4, 3), scope=(3, 3) if kind == "dcn" else (4, 4))
+    for kind in ("local", "dcn", "dcn_local", "global")
+]
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+@pytest.mark.parametrize("case", TINY, ids=str)
+def test_float32_offsets_lose_no_digits_of_float64_data(case, backend):
+    tensors = [None if t is None else t.detach() for t in make_tensors(case, torch.float64)]
+    narrow = [None if t is None else t.float() if i >= 2 else t for i, t in enumerate(tensors)]
+    wide = [None if t is None else t.double() for t in narrow]
+    expected = scalar_loop(case, *wide)
+    got = deform_kernel2d(*narrow, **case.options, backend=backend)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+    leaves = [[None if t is None else t.clone().requires_grad_() for t in ts] for ts in (narrow, wide)]
+    gradients = run(case, leaves[0], backend), run(case, leaves[1], "reference")
+    for g, e in zip(*gradients, strict=True):
+        digits = 1e-6 if g.dtype == torch.float32 else 1e-13
+        torch.testing.assert_close(g.double(), e, rtol=digits, atol=digits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", TINY[:3], ids=str)
+def test_the_tap_loop_sums_half_precision_in_float32(case, dtype):
+    """What it returns is the exact number, rounded once, but where float32's own rounding tips it."""
+    tensors = make_tensors(case, dtype)
+    wide = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+    weight = tensors[1] if case.kind != "dcn" else tensors[1][None]
+    geometry = make_geometry(case.scope, **case.options)
+    got = library.deform_kernel2d(tensors[0], weight, *tensors[2:], *geometry, "taps")
+    expected = deform_kernel2d(*wide, **case.options, backend="reference")
+    leaves, wide_leaves = ([t for t in ts if t is not None] for ts in (tensors, wide))
+    got = [got, *torch.autograd.grad(got.sum(), leaves)]
+    expected = [expected, *torch.autograd.grad(expected.sum(), wide_leaves)]
+    for g, e in zip(got, expected, strict=True):
+        digits = 1e-5 if g.dtype == torch.float32 else 0
+        wrong = ~torch.isclose(g, e.to(g.dtype), rtol=digits, atol=digits)
+        assert wrong.float().mean() < 0.02
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
 @pytest.mark.parametrize("kind", ["local", "dcn", "dcn_local", "global"])
-def test_output_follows_the_input_memory_format(kind):
+def test_output_follows_the_input_memory_format(kind, backend):
     for channels_last in (False, True):
         case = Case(kind=kind, channels_last=channels_last)
         tensors = make_tensors(case)
-        out = deform_kernel2d(*tensors, **case.options)
+        out = deform_kernel2d(*tensors, **case.options, backend=backend)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         assert out.is_contiguous(memory_format=memory_format)
         out.sum().backward()
@@ -236,11 +281,12 @@ def test_autocast(dtype):
     double = [t.detach().double() for t in tensors]
     with torch.autocast("cpu", dtype):
         assert deform_kernel2d(*double, **case.options).dtype == torch.float64
+        with pytest.raises(ValueError, match=r"weight must have input's dtype torch\.float64, got"):
+            deform_kernel2d(double[0], *tensors[1:], **case.options)
 
 
 @pytest.mark.parametrize("kind", ["local", "dcn", "dcn_local", "global", "dcn_global"])
 def test_opcheck(kind):
-    from dkcls.ops.deform_kernel import library
     from dkcls.ops.sample_kernel import sample_kernel2d
 
     for channels_last in (True, False):
@@ -300,8 +346,6 @@ def test_flops_are_the_convolutions():
 
 def test_the_direct_call_is_the_registered_op():
     """Autograd takes a short cut past the dispatcher, to the same numbers."""
-    from dkcls.ops.deform_kernel import library
-
     case = Case(kind="dcn_local")
     tensors = make_tensors(case)
     options = (*make_geometry(case.scope, **case.options), "")
@@ -326,6 +370,16 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
     [
         ((X[0], WEIGHT), {}, r"input must be \[N, C, H, W\], got \[3, 5, 5\]"),
         ((X.long(), WEIGHT), {}, "input must be floating point, got torch.int64"),
+        (
+            (X[:, :, :0], WEIGHT, OFFSET[:, :, :2]),
+            {"padding": (2, 1)},
+            r"input must have at least one row and one column, got \[2, 3, 0, 5\]",
+        ),
+        (
+            (X[..., :0], WEIGHT, None, OFFSET[..., :2]),
+            {"padding": (1, 2)},
+            r"input must have at least one row and one column, got \[2, 3, 5, 0\]",
+        ),
         ((X, WEIGHT[:2]), {}, r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\], got \[2, 1, 4, 4\]"),
         ((X, WEIGHT[:, 0]), {}, r"weight must be .* got \[3, 4, 4\]"),
         ((X, WEIGHT[..., :0]), {}, r"weight must be .* got \[3, 1, 4, 0\]"),
@@ -357,6 +411,121 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
 def test_bad_arguments_are_named(tensors, options, message):
     with pytest.raises(ValueError, match=message):
         deform_kernel2d(*tensors, **({"padding": 1} | options))
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "backend", "kernels"),
+    [
+        (Case(n=1), torch.float32, None, "on the CPU's numba kernels"),
+        (Case(n=1), torch.float64, None, "tap by tap in PyTorch"),
+        (Case(n=1), torch.float64, "cpu", "tap by tap in PyTorch"),
+        (Case(n=1), torch.float32, "reference", None),
+        (Case(n=1, kind="rigid", scope=(3, 3)), torch.float32, None, None),  # a convolution of PyTorch's
+        pytest.param(
+            Case(n=1, c=32, size=(4, 4)), torch.float16, "triton", "on Triton's tensor-core kernels", marks=interpreter
+        ),
+        pytest.param(
+            Case(n=1, c=32, size=(4, 4)),
+            torch.float32,
+            "triton",
+            "on Triton's gather kernels (float32: the tensor cores take half precision only)",
+            marks=interpreter,
+        ),
+        pytest.param(
+            Case(n=1, c=32, size=(4, 4), kind="dcn_local"),
+            torch.float16,
+            "triton",
+            "on Triton's gather kernels (the tensor cores take local DK only)",
+            marks=interpreter,
+        ),
+        pytest.param(
+            Case(n=1, c=12, size=(4, 4)),
+            torch.float16,
+            "triton",
+            "on Triton's gather kernels (scope, taps or channels do not fit the tensor cores' tiles)",
+            marks=interpreter,
+        ),
+    ],
+)
+def test_the_kernels_that_run_are_named_once(case, dtype, backend, kernels, caplog, monkeypatch, triton_device):
+    monkeypatch.setattr(library, "_announced", set())
+    tensors = make_tensors(case, dtype, triton_device if backend == "triton" else "cpu")
+    with caplog.at_level("INFO", logger="dkcls"):
+        for _ in range(2):
+            deform_kernel2d(*tensors, **case.options, backend=backend).sum().backward()
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "dkcls"]
+    assert said == ([("INFO", f"deform_kernel2d runs {kernels}")] if kernels else [])
+
+
+TAPS = torch.zeros(1, 3, 1, 3, 3)
+RAW = {
+    "input": X,
+    "weight": WEIGHT,
+    "kernel_offset": OFFSET,
+    "image_offset": None,
+    "kernel_size": [3, 3],
+    "stride": [1, 1],
+    "padding": [1, 1],
+    "dilation": [1, 1],
+    "step": [1.0, 1.0],
+    "clip": "hard",
+    "backend": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input": X[0]}, r"input must be \[N, C, H, W\], got \[3, 5, 5\]"),
+        ({"input": X[:, :, :, :0]}, "input must have at least one row and one column"),
+        ({"input": X[..., :1], "padding": [1, 0]}, r"input of \[5, 1\] is too small"),
+        ({"weight": TAPS}, r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\] .* got \[1, 3, 1, 3, 3\]"),
+        ({"weight": WEIGHT[:2]}, r"weight must be .* got \[2, 1, 4, 4\]"),
+        ({"weight": WEIGHT.expand(3, 2, 4, 4)}, r"weight must be .* got \[3, 2, 4, 4\]"),
+        ({"weight": WEIGHT[:, :, :0]}, r"weight must be .* got \[3, 1, 0, 4\]"),
+        ({"weight": WEIGHT.double()}, "weight must have input's dtype torch.float32, got torch.float64"),
+        (
+            {"weight": WEIGHT, "kernel_offset": None, "image_offset": OFFSET},
+            r"weight must be \[1 or N, C, 1, Kh, Kw\] = \[1 or 2, 3, 1, 3, 3\] .* got \[3, 1, 4, 4\]",
+        ),
+        ({"weight": TAPS.expand(3, 3, 1, 3, 3), "kernel_offset": None}, r"weight must be .* got \[3, 3, 1, 3, 3\]"),
+        ({"kernel_offset": OFFSET[..., 0, 0]}, r"kernel_offset must be \[N, .* = \[2, 18, 5, 5\], got \[2, 18\]"),
+        ({"kernel_offset": OFFSET[:, :, 1:]}, r"kernel_offset must be .* got \[2, 18, 4, 5\]"),
+        ({"kernel_offset": OFFSET.double()}, "kernel_offset must have input's dtype torch.float32, got torch.float64"),
+        ({"image_offset": OFFSET[:1]}, r"image_offset must be .* got \[1, 18, 5, 5\]"),
+        ({"kernel_size": [3]}, r"kernel_size must be .* got \[3\]"),
+        ({"stride": [1, 0]}, r"stride must be .* got \[1, 0\]"),
+        ({"padding": [-1, 1]}, r"padding must be .* got \[-1, 1\]"),
+        ({"dilation": [1, 1, 1]}, r"dilation must be .* got \[1, 1, 1\]"),
+        ({"step": [1.0]}, r"step must be two numbers, got \[1\.0\]"),
+        ({"step": [1.0, math.nan]}, "grid must be .* a step of at least 0, got nan"),
+        ({"clip": "soft"}, 'clip must be "hard" or "projected", got .soft'),
+        ({"backend": "cuda"}, "backend must be one of .* got 'cuda'"),
+        ({"backend": "triton", "input": X.double(), "weight": WEIGHT.double()}, 'backend "triton" takes float32'),
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_registered_ops_refuse_what_their_kernels_would_misread(changes, message, autocast):
+    arguments = tuple((RAW | changes).values())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with pytest.raises(ValueError, match=message):
+            torch.ops.dkcls.deform_kernel2d(*arguments)
+        with pytest.raises(ValueError, match=message):
+            torch.ops.dkcls.deform_kernel2d_backward(X, *arguments, [True, False, False, False])
+
+
+@pytest.mark.parametrize(
+    ("grad", "needs", "message"),
+    [
+        (X[..., 1:], [True] * 3 + [False], r"grad must be \[N, C, Ho, Wo\] = \[2, 3, 5, 5\], got \[2, 3, 5, 4\]"),
+        (X.double(), [True] * 3 + [False], "grad must have input's dtype torch.float32, got torch.float64"),
+        (X, [True] * 3, r"needs must be four booleans, .* got \[True, True, True\]"),
+        (X, [True] * 4, r"needs must be .* true only for tensors that are given, got \[True, True, True, True\]"),
+    ],
+)
+def test_the_registered_backward_refuses_another_calls_gradient(grad, needs, message):
+    with pytest.raises(ValueError, match=message):
+        torch.ops.dkcls.deform_kernel2d_backward(grad, *RAW.values(), needs)
 
 
 def test_meta_tensors_have_shapes():

@@ -56,6 +56,13 @@ def test_reads_what_the_loop_reads(case):
     torch.testing.assert_close(sample_kernel2d(weight, offset, **options), expected)
 
 
+def test_float32_offsets_lose_no_digits_of_a_float64_scope():
+    weight, offset, _, options = make(CASES[0])
+    narrow = offset.detach().float()
+    expected = scalar_loop(weight.detach(), narrow.double(), **options)
+    torch.testing.assert_close(sample_kernel2d(weight, narrow, **options), expected, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("clip", ["hard", "projected"])
 def test_gradcheck_away_from_the_kinks(clip):
     weight = torch.randn(3, 2, 4, 5, dtype=torch.float64, requires_grad=True)
@@ -106,6 +113,52 @@ def test_wrong_arguments_are_named():
         sample_kernel2d(weight, offset, kernel_size=3, clip="soft")
     with pytest.raises(ValueError, match="backend must be one of"):
         sample_kernel2d(weight, offset, kernel_size=3, backend="cuda")
+
+
+def test_under_autocast_offsets_may_come_in_half_precision():
+    weight, offset, _, options = make(CASES[0], torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = sample_kernel2d(weight, offset.bfloat16(), **options)
+    expected = scalar_loop(weight.detach(), offset.detach().bfloat16(), **options)
+    assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight": torch.zeros(4, 4, 4)}, r"weight must be \[Cout, Cin/groups, Sh, Sw\], got \[4, 4, 4\]"),
+        ({"weight": torch.zeros(4, 1, 0, 4)}, r"weight must be .* got \[4, 1, 0, 4\]"),
+        ({"weight": torch.zeros(4, 1, 4, 4).double()}, 'backend "triton" takes float32, float16 and bfloat16, got'),
+        ({"offset": torch.zeros(2, 9)}, r"kernel_offset must be .* = \[N, 18\], got \[2, 9\]"),
+        ({"offset": torch.zeros(2, 18).half()}, "kernel_offset must have weight's dtype torch.float32"),
+        ({"kernel_size": [3, 0]}, "kernel_size must be"),
+        ({"step": [1.0]}, r"step must be two numbers, got \[1\.0\]"),
+        ({"clip": "soft"}, 'clip must be "hard" or "projected"'),
+    ],
+)
+def test_the_registered_ops_refuse_what_their_kernels_would_misread(changes, message):
+    """Also where no Triton kernel can run: they are refused before one is looked for."""
+    sound = {"weight": torch.zeros(4, 1, 4, 4), "offset": torch.zeros(2, 18), "kernel_size": [3, 3]}
+    arguments = (sound | {"step": [1.0, 1.0], "clip": "hard"} | changes).values()
+    with pytest.raises(ValueError, match=message):
+        torch.ops.dkcls.sample_kernel2d(*arguments)
+    with pytest.raises(ValueError, match=message):
+        torch.ops.dkcls.sample_kernel2d_backward(torch.zeros(2, 4, 1, 3, 3), *arguments, [True, True])
+
+
+@interpreter
+@pytest.mark.parametrize(
+    ("grad", "needs", "message"),
+    [
+        (torch.zeros(2, 4, 1, 3), [True, True], r"grad must be .* = \[2, 4, 1, 3, 3\], got \[2, 4, 1, 3\]"),
+        (torch.zeros(2, 4, 1, 3, 3), [True], r"needs must be two booleans, got \[True\]"),
+    ],
+)
+def test_the_registered_backward_refuses_another_calls_gradient(grad, needs, message):
+    with pytest.raises(ValueError, match=message):
+        torch.ops.dkcls.sample_kernel2d_backward(
+            grad, torch.zeros(4, 1, 4, 4), torch.zeros(2, 18), [3, 3], [1.0, 1.0], "hard", needs
+        )
 
 
 def gradients(weight, offset, grad, options, backend):

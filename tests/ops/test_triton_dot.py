@@ -28,6 +28,7 @@ CASES = [
     Case(c=32, stride=3, padding=0, size=(10, 9), n=1),
     Case(c=32, padding=4, size=(3, 3)),
     Case(c=32, size=(4, 4), n=9, offset_scale=10.0),  # tiles that span images
+    Case(c=32, size=(4, 3), n=1, layout="transposed"),
 ]
 interpreter = pytest.mark.interpreter
 

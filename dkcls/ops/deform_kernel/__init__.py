@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dkcls.ops.checks import autocast, check_backend, check_input, check_offset, check_same
+from dkcls.ops.checks import autocast, check_backend, check_input, check_offsets, check_same
 from dkcls.ops.deform_kernel import library, reference
-from dkcls.ops.geometry import Geometry, Grid, make_geometry
+from dkcls.ops.geometry import Grid, make_geometry
 from dkcls.ops.sample_kernel import sample_kernel2d
 
 
@@ -48,14 +48,14 @@ def deform_kernel2d(
     """
     if weight.dim() != 4 or weight.shape[1] != 1 or 0 in weight.shape[2:]:
         raise ValueError(f"weight must be [C, 1, Sh, Sw], got {list(weight.shape)}")
+    input, weight, kernel_offset, image_offset = autocast((input, weight), (kernel_offset, image_offset))
     geometry = make_geometry(weight.shape[2:], kernel_size, stride, padding, dilation, grid, clip)
     check_input(input, geometry)
     if weight.shape[0] != input.shape[1]:
         raise ValueError(f"weight must be [C, 1, Sh, Sw] = [{input.shape[1]}, 1, Sh, Sw], got {list(weight.shape)}")
     check_same("weight", weight, input)
-    _check_offsets(input, kernel_offset, image_offset, geometry)
+    check_offsets(input, kernel_offset, image_offset, geometry, per_image=True)
     check_backend(backend, input)
-    input, weight, kernel_offset, image_offset = autocast(input, weight, kernel_offset, image_offset)
 
     if kernel_offset is None or kernel_offset.dim() == 2:
         weight = sample_kernel2d(weight, kernel_offset, kernel_size=geometry.kernel_size, grid=grid, clip=clip, backend=backend)
@@ -65,27 +65,5 @@ def deform_kernel2d(
             )
         kernel_offset = None
     if backend == "reference":
-        return _reference(input, weight, kernel_offset, image_offset, geometry)
+        return reference.forward(input, weight, kernel_offset, image_offset, geometry)
     return library.call(input, weight, kernel_offset, image_offset, *geometry, backend or "")
-
-
-def _reference(
-    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry
-) -> Tensor:
-    """The plain sum over taps under autograd; half precision is accumulated in float32."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    kernel_offset, image_offset = (None if t is None else t.to(dtype) for t in (kernel_offset, image_offset))
-    return reference.forward(x.to(dtype), weight.to(dtype), kernel_offset, image_offset, geometry).to(x.dtype)
-
-
-def _check_offsets(x: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> None:
-    whole = [x.shape[0], 2 * geometry.taps]
-    local = [*whole, *geometry.output_size(x.shape[2], x.shape[3])]
-    for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
-        if offset is None:
-            continue
-        shape = list(offset.shape)
-        if shape != local and not (name == "kernel_offset" and shape == whole):
-            shapes = f"[N, 2*Kh*Kw, Ho, Wo] = {local}" + (f" or [N, 2*Kh*Kw] = {whole}" if name == "kernel_offset" else "")
-            raise ValueError(f"{name} must be {shapes}, got {shape}")
-        check_offset(name, offset, x)

@@ -1,11 +1,11 @@
-"""The operator on the CPU: numba kernels over channels_last float32. Without numba, and for float64, the tap loop.
+"""The operator on the CPU: numba kernels over channels_last, in float32 for all but float64, which they do not take.
 
 This side allocates, describes a call to the kernels in numbers and addresses, and chooses the number of threads.
 """
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib import import_module
 from threading import Lock
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.ops.deform_kernel import tap_loop
+from dkcls.ops.checks import widen
 from dkcls.ops.geometry import Geometry, tap_grid
 
 # Backward is cut into groups of images, at most MAX_GROUPS, whose weight gradients take at most 1 / GROUP_MEMORY of an input
@@ -37,8 +37,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
-    if x.dtype == torch.float64 or _kernels() is None:
-        return _widened(tap_loop.forward, x, weight, kernel_offset, image_offset, geometry).to(x.dtype)
     call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
     dense = _densify(x, weight, kernel_offset, image_offset)
     entries = _empty(*weight.shape)
@@ -57,14 +55,12 @@ def backward(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients to (x, weight, kernel_offset, image_offset). Only that of x is left out for not being needed."""
-    if x.dtype == torch.float64 or _kernels() is None:
-        return _widened(tap_loop.backward, grad, x, weight, kernel_offset, image_offset, geometry, needs)
     call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
     sizes, split, projected, constants = call.sizes, call.split, geometry.clip == "projected", call.address
     dense = _densify(x, weight, kernel_offset, image_offset)
     arguments = _arguments(*dense)
     entries = _empty(*weight.shape)
-    grad = _widen(grad).contiguous(memory_format=torch.channels_last)
+    grad = grad.float().contiguous(memory_format=torch.channels_last)
     grad_x = _empty_channels_last(*x.shape) if needs[0] else None
     parts, grad_weight = _empty(split.groups, sizes.entries, sizes.channels), _empty(*weight.shape)
     grad_kernel, grad_image = (
@@ -129,25 +125,16 @@ def _hashable(geometry: Geometry) -> Geometry:
     return Geometry(tuple(size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), "")
 
 
-def _densify(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None) -> list[Any]:
+def _densify(x: Tensor, *others: Tensor | None) -> list[Any]:
     """Float32; x channels last, the weight contiguous, the offsets as they are."""
-    x = _widen(x).contiguous(memory_format=torch.channels_last)
-    return [x, _widen(weight).contiguous(), _widen(kernel_offset), _widen(image_offset)]
+    x, weight, *offsets = widen(x.dtype, x, *others)
+    return [x.contiguous(memory_format=torch.channels_last), weight.contiguous(), *offsets]
 
 
 def _arguments(x: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any]:
     """As the kernels take them: addresses, and strides of the offsets."""
     views = (None if o is None else _kernels().Offsets(o.data_ptr(), *o.stride()) for o in offsets)
     return [x.data_ptr(), weight.data_ptr(), *views]
-
-
-def _widen(value: Any) -> Any:
-    """A tensor of half precision as float32; all else as it is."""
-    return value.float() if isinstance(value, Tensor) and value.dtype != torch.float64 else value
-
-
-def _widened(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*(_widen(argument) for argument in arguments))
 
 
 def _empty(*shape: int) -> Tensor:
@@ -175,6 +162,11 @@ def _launch(name: str, *arguments: Any) -> None:
         finally:
             if before != threads:
                 numba.set_num_threads(before)
+
+
+def available() -> bool:
+    """Whether there is numba to compile the kernels."""
+    return _kernels() is not None
 
 
 @cache

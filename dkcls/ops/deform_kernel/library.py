@@ -5,6 +5,7 @@ geometry)` and `backward(grad, x, weight, kernel_offset, image_offset, geometry,
 empty tensor, since an op cannot return None.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
@@ -14,21 +15,38 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from dkcls.ops.checks import memory_format
-from dkcls.ops.geometry import Geometry
+from dkcls.ops.checks import (
+    check_backend,
+    check_input,
+    check_offsets,
+    check_same,
+    check_shape,
+    default_backend,
+    memory_format,
+)
+from dkcls.ops.geometry import Geometry, check_geometry
 
 _MODULES = {"taps": "tap_loop", "cpu": "cpu", "triton": "gpu"}
+_LINES = {"taps": "tap by tap in PyTorch", "cpu": "on the CPU's numba kernels"}  # gpu.py has its own
+_announced: set[str] = set()
 
-
-def default_backend(tensor: Tensor) -> str:
-    """The fastest backend for a tensor's device and dtype."""
-    if tensor.dtype == torch.float64:
-        return "taps"
-    return {"cpu": "cpu", "cuda": "triton"}.get(tensor.device.type, "taps")
+logger = logging.getLogger("dkcls")
 
 
 def _backend(name: str, tensor: Tensor) -> ModuleType:
-    return _module(name or default_backend(tensor))
+    name = name or default_backend(tensor)
+    if name == "cpu" and (tensor.dtype == torch.float64 or not _module("cpu").available()):
+        name = "taps"
+    if name in _LINES:
+        announce(_LINES[name])
+    return _module(name)
+
+
+def announce(kernels: str, why: str = "") -> None:
+    """Log, the first time, which kernels run, and why not better ones."""
+    if kernels not in _announced:
+        _announced.add(kernels)
+        logger.info("deform_kernel2d runs %s%s", kernels, f" ({why})" if why else "")
 
 
 @cache
@@ -60,6 +78,36 @@ _LIBRARY.define(
 )
 deform_kernel2d = torch.ops.dkcls.deform_kernel2d.default
 deform_kernel2d_backward = torch.ops.dkcls.deform_kernel2d_backward.default
+
+
+def _check(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options) -> None:
+    """Refuse what a kernel would misread; what `call` is given has been checked before."""
+    geometry, backend = Geometry(*options[:-1]), options[-1]
+    check_geometry(geometry)
+    check_input(x, geometry)
+    shape, (n, c) = list(weight.shape), x.shape[:2]
+    if kernel_offset is not None:
+        layout = f"[C, 1, Sh, Sw] = [{c}, 1, Sh, Sw] with a kernel_offset"
+        fits = len(shape) == 4 and shape[:2] == [c, 1] and 0 not in shape[2:]
+    else:
+        taps = [c, 1, *geometry.kernel_size]
+        layout = f"[1 or N, C, 1, Kh, Kw] = [1 or {n}, {str(taps)[1:]} without a kernel_offset"
+        fits = shape in ([1, *taps], [n, *taps])
+    if not fits:
+        raise ValueError(f"weight must be {layout}, got {shape}")
+    check_same("weight", weight, x)
+    check_offsets(x, kernel_offset, image_offset, geometry, per_image=False)
+    check_backend(backend, x, ("", *_MODULES))
+
+
+def _check_backward(grad: Tensor, *arguments) -> None:
+    *forward, needs = arguments
+    _check(*forward)
+    x, given = forward[0], [t is not None for t in forward[:4]]
+    check_shape("grad", grad, "[N, C, Ho, Wo]", _output_shape(x, Geometry(*forward[4:-1])))
+    check_same("grad", grad, x)
+    if len(needs) != 4 or any(need and not there for need, there in zip(needs, given, strict=True)):
+        raise ValueError(f"needs must be four booleans, true only for tensors that are given, got {list(needs)}")
 
 
 def _run_forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options) -> Tensor:
@@ -120,8 +168,20 @@ def _double_backward(ctx, *grads):
     raise RuntimeError('deform_kernel2d has no double backward on this backend: backend="reference" has one')
 
 
-_LIBRARY.impl("deform_kernel2d", torch.compiler.disable(_run_forward), "CompositeExplicitAutograd")
-_LIBRARY.impl("deform_kernel2d_backward", torch.compiler.disable(_run_backward), "CompositeExplicitAutograd")
+@torch.compiler.disable
+def _checked_forward(*arguments) -> Tensor:
+    _check(*arguments)
+    return _run_forward(*arguments)
+
+
+@torch.compiler.disable
+def _checked_backward(*arguments) -> tuple[Tensor, ...]:
+    _check_backward(*arguments)
+    return _run_backward(*arguments)
+
+
+_LIBRARY.impl("deform_kernel2d", _checked_forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("deform_kernel2d_backward", _checked_backward, "CompositeExplicitAutograd")
 torch.library.register_autograd("dkcls::deform_kernel2d", _backward, setup_context=_setup_context, lib=_LIBRARY)
 torch.library.register_autograd("dkcls::deform_kernel2d_backward", _double_backward, lib=_LIBRARY)
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dkcls.ops.checks import memory_format, widen
 from dkcls.ops.geometry import Geometry
 from dkcls.ops.interpolation import sampling_matrix
 
@@ -57,7 +58,7 @@ def tap_value(x: Tensor, image_offset: Tensor | None, tap: int, geometry: Geomet
         return F.pad(x, (pad_x, pad_x, pad_y, pad_y))[:, :, *tap_slice(x, tap, geometry)]
     fy, fx, corners = image_corners(tap_coordinates(image_offset, tap, geometry), *x.shape[2:])
     shares = ((1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx)
-    terms = [share[:, None].to(x.dtype) * read_corner(x, *corner) for share, corner in zip(shares, corners, strict=True)]
+    terms = [share[:, None] * read_corner(x, *corner) for share, corner in zip(shares, corners, strict=True)]
     return terms[0] + terms[1] + terms[2] + terms[3]
 
 
@@ -70,17 +71,19 @@ def tap_weight(weight: Tensor, kernel_offset: Tensor | None, tap: int, geometry:
         return weight.flatten(2)[:, :, tap, None, None]
     scope = weight.shape[2:]
     matrix = sampling_matrix(kernel_offset[:, 0], kernel_offset[:, 1], geometry.tap_origin(tap, scope), scope, geometry.clip)
-    return (matrix.to(weight.dtype) @ weight.flatten(1).t()).permute(0, 3, 1, 2)
+    return (matrix @ weight.flatten(1).t()).permute(0, 3, 1, 2)
 
 
 def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
-    """The sum over taps of what is read times what weighs it."""
+    """The sum over taps of what is read times what weighs it; half precision is summed in float32."""
+    dtype, layout = x.dtype, memory_format(x)
+    x, weight, kernel_offset, image_offset = widen(dtype, x, weight, kernel_offset, image_offset)
     out: Tensor | int = 0
     for tap in range(geometry.taps):
         value = tap_value(x, of_tap(image_offset, tap), tap, geometry)
         out = out + value * tap_weight(weight, of_tap(kernel_offset, tap), tap, geometry)
     assert isinstance(out, Tensor)
-    return out
+    return out.to(dtype).contiguous(memory_format=layout)
 
 
 def of_tap(offset: Tensor | None, tap: int) -> Tensor | None:

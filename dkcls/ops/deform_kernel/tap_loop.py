@@ -6,9 +6,9 @@ Any device and floating dtype, a few activations of extra memory instead of the 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from dkcls.ops.checks import widen
 from dkcls.ops.deform_kernel.reference import (
     forward,
     image_corners,
@@ -35,9 +35,12 @@ def backward(
     needs: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients to (x, weight, kernel_offset, image_offset); those that are not needed are empty."""
+    grad, x, weight, kernel_offset, image_offset = widen(x.dtype, grad, x, weight, kernel_offset, image_offset)
     pad_y, pad_x = geometry.padding if image_offset is None else (0, 0)
-    gx = F.pad(torch.zeros_like(x), (pad_x, pad_x, pad_y, pad_y))
-    gw = torch.zeros_like(weight)
+    n, c, h, w = x.shape
+    # Contiguous whatever the layout of x and weight: they are added to through views.
+    gx = x.new_zeros(n, c, h + 2 * pad_y, w + 2 * pad_x)
+    gw = weight.new_zeros(weight.shape)
     gk, gi = [], []
     for tap in range(geometry.taps):
         k, i = of_tap(kernel_offset, tap), of_tap(image_offset, tap)
@@ -53,7 +56,7 @@ def backward(
                 _add_weight_grad(gw, grad_weight, k, tap, geometry)
             if needs[2]:
                 gk.append(_kernel_offset_grad(grad_weight, weight, k, tap, geometry))
-    gx = gx[:, :, pad_y : pad_y + x.shape[2], pad_x : pad_x + x.shape[3]]
+    gx = gx[:, :, pad_y : pad_y + h, pad_x : pad_x + w]
     return [gx, gw, torch.cat(gk, 1) if gk else gw.new_empty(0), torch.cat(gi, 1) if gi else gw.new_empty(0)]
 
 
@@ -64,8 +67,9 @@ def _add_input_grad(total: Tensor, grad_value: Tensor, x: Tensor, offset: Tensor
     fy, fx, corners = image_corners(tap_coordinates(offset, tap, geometry), *x.shape[2:])
     shares = ((1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx)
     for share, (index, inside) in zip(shares, corners, strict=True):
-        share = (share * inside)[:, None].to(x.dtype)
-        total.flatten(2).scatter_add_(2, index.flatten(1)[:, None].expand(-1, x.shape[1], -1), (share * grad_value).flatten(2))
+        share = (share * inside)[:, None]
+        rows = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
+        total.view(*x.shape[:2], -1).scatter_add_(2, rows, (share * grad_value).flatten(2))
 
 
 def _image_offset_grad(grad_value: Tensor, x: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
@@ -78,11 +82,12 @@ def _image_offset_grad(grad_value: Tensor, x: Tensor, offset: Tensor | None, tap
 def _add_weight_grad(total: Tensor, grad_weight: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> None:
     if offset is None:
         per_image = grad_weight.sum((2, 3))
-        total.flatten(2)[:, :, tap] += per_image if total.shape[0] > 1 else per_image.sum(0)
+        taps = total.view(*total.shape[:2], -1)
+        taps[:, :, tap] += per_image if total.shape[0] > 1 else per_image.sum(0)
         return
     scope = total.shape[2:]
     matrix = sampling_matrix(offset[:, 0], offset[:, 1], geometry.tap_origin(tap, scope), scope, geometry.clip)
-    total += torch.einsum("nhws,nchw->cs", matrix.to(total.dtype), grad_weight).view_as(total)
+    total += torch.einsum("nhws,nchw->cs", matrix, grad_weight).view_as(total)
 
 
 def _kernel_offset_grad(grad_weight: Tensor, weight: Tensor, offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:

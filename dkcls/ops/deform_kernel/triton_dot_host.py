@@ -10,10 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dkcls.ops.checks import interpreting
 from dkcls.ops.deform_kernel.triton_dot import dot_grad_kernel, dot_map_kernel, pack_weight_kernel, sum_parts_kernel
 from dkcls.ops.geometry import Geometry, make_geometry
-from dkcls.ops.triton_host import architecture, channels_last, dense
+from dkcls.ops.triton_host import architecture, channels_last, dense, interpreting
 from dkcls.ops.triton_support import KernelSpec, launch_options
 
 MAX_SCOPE = 5

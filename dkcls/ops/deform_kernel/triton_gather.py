@@ -11,10 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dkcls.ops.checks import interpreting
 from dkcls.ops.deform_kernel import gather_kernels as kernels
 from dkcls.ops.geometry import Geometry, Pair, make_geometry
-from dkcls.ops.triton_host import architecture, channels_last, dense
+from dkcls.ops.triton_host import architecture, channels_last, dense, interpreting
 from dkcls.ops.triton_support import KernelSpec
 
 WARPS = 4096  # of the weight gradients, at most: each program has a partial sum, so that this bounds their memory
