@@ -1,7 +1,9 @@
 """Exports compute what the network does, for any number of images, and say what they are."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,15 +13,16 @@ import torch
 
 from dkcls.config import Config, ModelConfig
 from dkcls.engine import export as exporting
+from dkcls.engine.checkpoint import write
 from dkcls.engine.errors import UserError
-from dkcls.engine.export import export
+from dkcls.engine.export import SUFFIXES, export, metadata
 from dkcls.engine.lower import deform_kernel2d
 from dkcls.engine.network import Input, Network, load_network
 from dkcls.models.mobilenet_v2 import Layout, MobileNetV2, Stage
 from dkcls.models.variants import Variant
 from dkcls.ops.deform_kernel import library
 from tests.engine.checkpoints import write_checkpoint
-from tests.engine.common import run_here
+from tests.engine.common import ROOT, run_here
 from tests.models.common import awake, images, stir
 
 KINDS = {
@@ -100,6 +103,39 @@ def test_safetensors_come_back_as_they_were(tmp_path, monkeypatch, capsys):
     assert (before.classes, before.input, before.run) == (after.classes, after.input, after.run)
     for name, value in before.model.state_dict().items():
         assert torch.equal(value, after.model.state_dict()[name])
+
+
+PRIVATE = {"out": "/homes/me/out", "data": "/homes/me/photos", "model": "/homes/me/weights.pt"}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "onnx", "torch"])
+def test_an_export_tells_nothing_of_this_machine(kind, tmp_path):
+    """Neither the run's folders nor where the code is; the rest of its config is there."""
+    state = torch.load(write_checkpoint(tmp_path / "a.pt"), weights_only=True)
+    config = state["config"]
+    config["out"], config["data"]["root"], config["model"]["pretrained"] = PRIVATE.values()
+    write(tmp_path / "a.pt", state)
+    network = load_network(ModelConfig(pretrained=str(tmp_path / "a.pt")))
+    path = tmp_path / f"b{SUFFIXES[kind]}"
+    export(network, kind, path)
+    content = path.read_bytes()
+    code = [str(ROOT), str(Path(torch.__file__).parents[1])]
+    assert [folder for folder in ["/homes/me", *code] if folder.encode() in content] == []
+    assert b"deformed_fashion" in content
+    assert json.loads(metadata(network)["config"])["name"] is None
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_an_export_has_the_mode_of_any_new_file(mask, tmp_path):
+    network = load_network(ModelConfig(pretrained=str(write_checkpoint(tmp_path / "a.pt"))))
+    before = os.umask(mask)
+    try:
+        export(network, "safetensors", tmp_path / "b.safetensors")
+        (tmp_path / "plain").touch()
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode for name in ("b.safetensors", "plain")]
+    assert modes[0] == modes[1]
 
 
 def test_a_file_that_differs_is_not_kept(tmp_path, monkeypatch):
