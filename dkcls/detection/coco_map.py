@@ -40,8 +40,7 @@ def coco_map(
     # From 1: COCOeval takes the id 0 for "not found".
     objects = [{**row, "id": number} for number, row in enumerate(truth["annotations"], 1)]
     found = [
-        {**row, "id": number, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0}
-        for number, row in enumerate(detections, 1)
+        {**row, "id": number, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0} for number, row in enumerate(detections, 1)
     ]
     with redirect_stdout(io.StringIO()):
         evaluation = COCOeval(_indexed(truth, objects), _indexed(truth, found), "bbox")
