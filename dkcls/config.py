@@ -71,6 +71,7 @@ class DataConfig:
     objects: list[int] | None = None  # deformed_detection: how many at least and at most
     length: int | None = None  # how many images: synthetic 1281167; deformed_*: the first so many of a split
     num_classes: int | None = None  # synthetic: 1000
+    bad_rows: str | None = None  # coco: rows of the annotations that cannot be used: stop (null), or skip them
     download: bool = False  # torchvision's sets
     workers: int = 4  # processes per rank; 0: load in the training process
     prefetch: int = 2  # batches ahead per worker
@@ -80,6 +81,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         _check("data.workers", self.workers, self.workers >= 0, "at least 0")
         _check("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "above 0 and at most 1")
+        _check("data.bad_rows", self.bad_rows, self.bad_rows in (None, "stop", "skip"), "stop, skip or null")
         for key, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
             _check(f"data.{key}", alpha, alpha >= 0, "at least 0")
         for key, pair in (("scale", self.scale), ("ratio", self.ratio)):
@@ -88,7 +90,7 @@ class DataConfig:
     def dataset_arguments(self) -> dict[str, Any]:
         """Of `create_dataset`, but for the split."""
         names = ("name", "root", "image_size", "crop_ratio", "hflip", "color_jitter", "rand_augment", "erase_prob", "download")
-        of_one_set = ("object_scale", "object_rotation", "noise", "clutter", "objects", "length", "num_classes")
+        of_one_set = ("object_scale", "object_rotation", "noise", "clutter", "objects", "length", "num_classes", "bad_rows")
         given = {name: getattr(self, name) for name in of_one_set if getattr(self, name) is not None}
         pairs = {"scale": (self.scale[0], self.scale[1]), "ratio": (self.ratio[0], self.ratio[1])}
         return {name: getattr(self, name) for name in names} | pairs | given

@@ -92,4 +92,4 @@ def _detection_set(
         return DeformedDetection(split, training=training, seed=seed, **options)
     if root is None:
         raise ValueError(f"data set {name!r} needs root, the folder that its files are in")
-    return CocoDetection(root, split, training=training, hflip=hflip, seed=seed)
+    return CocoDetection(root, split, training=training, hflip=hflip, seed=seed, **options)
