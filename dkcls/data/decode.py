@@ -117,7 +117,7 @@ def _decode_with_pil(data: bytes) -> Tensor:
         with Image.open(io.BytesIO(data)) as file:
             image = ImageOps.exif_transpose(file)
             if image.mode.startswith(("I", "F")):
-                levels = np.maximum(image, 0) >> _grey_bits(file) - 8  # PIL's own conversion would clip them
+                levels = np.maximum(np.asarray(image), 0) >> _grey_bits(file) - 8  # PIL's own conversion would clip them
                 pixels = np.stack([levels.astype(np.uint8)] * 3, axis=2)
             else:
                 pixels = np.array(image.convert("RGB"))

@@ -39,7 +39,7 @@ def tiny(**variant) -> Network:
     """One block: all operators that a network of its kind has."""
     torch.manual_seed(0)
     model = stir(awake(MobileNetV2(TINY, Variant(**variant), num_classes=4, in_chans=1)), 0.2)
-    taken = Input(1, 20, 1.0, [0.15], [0.25])
+    taken = Input(1, 20, 1.0, "bilinear", [0.15], [0.25])
     return Network("tiny.pt", model, 4, taken, Config(model=ModelConfig("tiny")), list("abcd"))
 
 
