@@ -62,6 +62,9 @@ class DataConfig:
     root: str | None = None  # the folder with train/ and val/; the embedded sets have none
     image_size: int | None = None  # pixels; null: the set's own (ImageNet: 224)
     crop_ratio: float = 0.875  # evaluation: the part of the shorter side that the centre crop keeps
+    interpolation: str | None = None  # of resizing: bilinear, bicubic; null: as the pretrained weights have it, else bilinear
+    mean: list[float] | None = None  # of the channels, from 0 to 1; null: the pretrained weights', else the data set's
+    std: list[float] | None = None  # what is divided by once the mean is subtracted; null: likewise
     scale: list[float] = field(default_factory=lambda: [0.08, 1.0])  # training: share of the area that a crop has
     ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])  # training: aspect ratio of a crop
     hflip: float = 0.5  # training: probability
@@ -77,6 +80,7 @@ class DataConfig:
     objects: list[int] | None = None  # deformed_detection: how many at least and at most
     length: int | None = None  # how many images: synthetic 1281167; deformed_*: the first so many of a split
     num_classes: int | None = None  # synthetic: 1000
+    bad_rows: str | None = None  # coco: rows of the annotations that cannot be used: stop (null), or skip them
     download: bool = False  # torchvision's sets
     workers: int = 4  # processes per rank; 0: load in the training process
     prefetch: int = 2  # batches ahead per worker
@@ -86,6 +90,13 @@ class DataConfig:
     def __post_init__(self) -> None:
         _check("data.workers", self.workers, self.workers >= 0, "at least 0")
         _check("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "above 0 and at most 1")
+        filters, rules = (None, "bilinear", "bicubic"), (None, "stop", "skip")
+        _check("data.interpolation", self.interpolation, self.interpolation in filters, "bilinear, bicubic or null")
+        _check("data.bad_rows", self.bad_rows, self.bad_rows in rules, "stop, skip or null")
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            good = values is None or (len(values) in (1, 3) and min(values) >= 0 and max(values) <= 1)
+            _check(f"data.{key}", values, good, "one number or three, from 0 to 1, or null")
+        _check("data.std", self.std, self.std is None or min(self.std) > 0, "above 0")
         for key, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
             _check(f"data.{key}", alpha, alpha >= 0, "at least 0")
         for key, pair in (("scale", self.scale), ("ratio", self.ratio)):
@@ -93,8 +104,11 @@ class DataConfig:
 
     def dataset_arguments(self) -> dict[str, Any]:
         """Of `create_dataset`, but for the split."""
-        names = ("name", "root", "image_size", "crop_ratio", "hflip", "color_jitter", "rand_augment", "erase_prob", "download")
-        of_one_set = ("object_scale", "object_rotation", "noise", "clutter", "objects", "length", "num_classes")
+        names = (
+            *("name", "root", "image_size", "crop_ratio", "hflip", "color_jitter", "rand_augment", "erase_prob", "download"),
+            *("interpolation", "mean", "std"),
+        )
+        of_one_set = ("object_scale", "object_rotation", "noise", "clutter", "objects", "length", "num_classes", "bad_rows")
         given = {name: getattr(self, name) for name in of_one_set if getattr(self, name) is not None}
         pairs = {"scale": (self.scale[0], self.scale[1]), "ratio": (self.ratio[0], self.ratio[1])}
         return {name: getattr(self, name) for name in names} | pairs | given

@@ -78,7 +78,8 @@ def load(arguments: Arguments) -> tuple[nn.Module, Input]:
         return network.model, network.input
     model = create_network(ModelConfig(name=arguments.model), 1000, 3)
     cfg = resolve_data_config(model=model)
-    return model, Input(len(cfg["mean"]), cfg["input_size"][-1], 1.0, list(cfg["mean"]), list(cfg["std"])).with_channels(3)
+    mean, std = list(cfg["mean"]), list(cfg["std"])
+    return model, Input(len(mean), cfg["input_size"][-1], 1.0, "bilinear", mean, std).with_channels(3)
 
 
 def read(path: Path, channels: int) -> Image.Image:

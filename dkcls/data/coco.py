@@ -21,17 +21,30 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
     """In training images are mirrored with probability `hflip`, those without objects are left out, and crowds (iscrowd) are no
     objects; evaluation has all images, and the crowds are in `coco()`.
 
-    Boxes are clipped to their images, and those that have no area there are left out.
+    Boxes are clipped to their images, and those that have no area there are left out. `bad_rows`: "stop" at rows of the file
+    that cannot be used, or "skip" them, as `read_annotations` has it.
     """
 
     channels, mean, std = 3, IMAGENET_MEAN, IMAGENET_STD
 
-    def __init__(self, root: str | Path, split: str = "train", *, training: bool = False, hflip: float = 0.5, seed: int = 0):
+    def __init__(
+        self,
+        root: str | Path,
+        split: str = "train",
+        *,
+        training: bool = False,
+        hflip: float = 0.5,
+        seed: int = 0,
+        bad_rows: str = "stop",
+    ):
+        if bad_rows not in ("stop", "skip"):
+            raise ValueError(f"bad_rows must be stop or skip, got {bad_rows!r}")
         if not 0 <= hflip <= 1:
             raise ValueError(f"hflip must be from 0 to 1, got {hflip}")
         self.file, self.folder = find_split(Path(root), split)
         self.training, self.hflip, self.seed = training, hflip, seed
-        content = read_annotations(self.file)
+        self.skip = bad_rows == "skip"
+        content = read_annotations(self.file, self.skip)
         boxes, has_area, outside = content.clipped()
         is_object = has_area & ~content.crowd
         counts = np.bincount(content.image[is_object], minlength=len(content.image_ids))
@@ -47,6 +60,8 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
         self._image_ids, self._category_ids = content.image_ids[kept], content.category_ids
         self.class_names = content.category_names
         found = [
+            (content.left_out[0], "images whose id is no integer are left out"),
+            (content.left_out[1], "objects of unknown images or categories are left out"),
             (int(outside.sum()), "boxes that reach beyond their image are clipped"),
             (int((~has_area).sum()), "boxes without an area within their image are left out"),
             (int((~kept).sum()), "images without objects are left out of training"),
@@ -95,7 +110,7 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
 
     def coco(self) -> dict[str, Any]:
         """As the file has it, read again, but for segmentations and for boxes that have no area within their image."""
-        content = read_annotations(self.file)
+        content = read_annotations(self.file, self.skip)
         _, has_area, _ = content.clipped()
         kept = has_area & np.isin(content.image_ids, self._image_ids)[content.image]
         columns = (

@@ -1,8 +1,8 @@
 """Encoded bytes to pixels, uint8 [3, H, W], upright.
 
 JPEG goes through simplejpeg, or torchvision where that is not installed: both are libjpeg-turbo and give PIL's pixels in less
-time. CMYK, what they refuse, and every other format go through PIL: palettes and grey become RGB, 16 bits become 8, alpha is
-dropped, as timm and torchvision do.
+time. CMYK, what they refuse, and every other format go through PIL: palettes and grey become RGB, alpha is dropped, as timm and
+torchvision do; of more than 8 bits the 8 highest stay.
 """
 
 import io
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import BITSPERSAMPLE, SAMPLEFORMAT, TiffImageFile
 from torch import Tensor
 
 try:
@@ -115,12 +116,25 @@ def _decode_with_pil(data: bytes) -> Tensor:
     try:
         with Image.open(io.BytesIO(data)) as file:
             image = ImageOps.exif_transpose(file)
-            if image.mode.startswith("I;16"):  # PIL's own conversion would clip them
-                pixels = np.stack([(np.asarray(image) >> 8).astype(np.uint8)] * 3, axis=2)
+            if image.mode.startswith(("I", "F")):
+                levels = np.maximum(np.asarray(image), 0) >> _grey_bits(file) - 8  # PIL's own conversion would clip them
+                pixels = np.stack([levels.astype(np.uint8)] * 3, axis=2)
             else:
                 pixels = np.array(image.convert("RGB"))
+    except BadImage:
+        raise
     except Image.UnidentifiedImageError:
         raise BadImage("not an image") from None
     except Exception as error:  # PIL's decoders raise whatever they meet in damaged files
         raise BadImage(f"cannot be decoded ({str(error) or type(error).__name__})") from None
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _grey_bits(file: Image.Image) -> int:
+    """Return how many bits white has, in a file of grey pixels of more than 8 bits."""
+    bits, signed = 32 if file.mode == "F" else 16, False  # PIL scales integers to 16, but for TIFF's
+    if isinstance(file, TiffImageFile):
+        bits, signed = file.tag_v2[BITSPERSAMPLE][0], file.tag_v2.get(SAMPLEFORMAT) == (2,)
+    if bits > 16:
+        raise BadImage(f"pixels must have at most 16 bits, got {bits}, of which nothing says what is white")
+    return bits - signed  # one bit is the sign

@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 EXTENSIONS = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp")
 _SETTLED = 2.0  # seconds: in a folder that changed later than this before the scan, a change after it may leave the same time
-_RULES = 1  # of listing: another number makes earlier lists unused
+_RULES = 2  # of listing: another number makes earlier lists unused
 _KEPT = 3  # lists of one folder; a run that began before the last changes may still open its own
 
 
@@ -42,7 +43,7 @@ class ImageFolder(EncodedImages):
             raise ValueError(f"{self.folder} has classes that {train} lacks: {_some(unknown)}")
         place = {name: i for i, name in enumerate(self.class_names)}
         self._to_target = [place[name] for name in own]
-        self.notes = tuple(self.index.facts["notes"])
+        self.notes = (*self.index.facts["notes"], *passed_over(self.folder, self.index))
         self._prefix = os.fsencode(self.folder) + b"/"
 
     def __len__(self) -> int:
@@ -123,6 +124,7 @@ def scan(folder: Path) -> FileIndex:
     """Lists the images below each class's folder."""
     log.info("listing the images in %s", folder)
     names, targets, notes = [], [], []
+    endings: Counter[str] = Counter()
     folders = {"": folder.stat().st_mtime_ns}
     classes = class_folders(folder)
     with ThreadPoolExecutor(8) as pool:  # most of the time is the file system's
@@ -131,19 +133,31 @@ def scan(folder: Path) -> FileIndex:
             targets += [target] * len(found.names)
             folders.update(found.folders)
             notes += found.notes
+            endings += found.endings
     if not names:
         raise ValueError(f"{folder} holds no images: they are looked for in one folder per class")
-    return FileIndex.build(names, targets, {"class_names": classes, "folders": folders, "notes": notes})
+    others = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
+    facts = {"class_names": classes, "folders": folders, "notes": notes, "other_endings": others}
+    return FileIndex.build(names, targets, facts)
+
+
+def passed_over(place: Path, index: FileIndex) -> list[str]:
+    """Return a note on the files that are not in the index because of their endings, if there are any."""
+    others = index.facts["other_endings"]
+    count = sum(number for _, number in others)
+    listed = _some([f"{ending} {number}" for ending, number in others])
+    return [f"{place}: files passed over for their endings ({count}): {listed}"] if count else []
 
 
 class _Class(NamedTuple):
     names: list[bytes]  # relative to the split's folder
     folders: dict[str, int]  # each folder's time of change, in nanoseconds
     notes: list[str]
+    endings: Counter[str]  # of the files that are passed over
 
 
 def _scan_class(folder: Path, name: str) -> _Class:
-    found = _Class([], {}, [])
+    found = _Class([], {}, [], Counter())
     root = os.fsencode(folder)
     visited = {_identity(path.stat()) for path in (folder, *folder.resolve().parents)}
     pending = [os.fsencode(name)]
@@ -162,6 +176,8 @@ def _scan_class(folder: Path, name: str) -> _Class:
                 pending.append(relative + b"/" + entry.name)
             elif entry.name.lower().endswith(EXTENSIONS):
                 found.names.append(relative + b"/" + entry.name)
+            else:
+                found.endings[os.path.splitext(os.fsdecode(entry.name))[1].lower() or "none"] += 1
     if not found.names:
         found.notes.append(f"{folder / name}: a class without images")
     found.names.sort()

@@ -6,6 +6,11 @@ import torch
 from torch import Tensor, nn
 
 
+def for_channels(values: Sequence[float], channels: int) -> list[float]:
+    """Return one number per channel: these, or their mean for each channel where their number differs."""
+    return list(values) if len(values) == channels else [sum(values) / len(values)] * channels
+
+
 class Normalize(nn.Module):
     """uint8 [B, C, H, W] to (x / 255 - mean) / std in `dtype`; the memory format is kept."""
 

@@ -116,4 +116,6 @@ def _join(source: ImageFolder, parts: list[FileIndex]) -> FileIndex:
     targets = [target for part in parts for target in part.targets.tolist()]
     shard_bytes = [size for part in parts for size in part.facts["shard_bytes"]]
     places = {key: np.concatenate([part.extra[key] for part in parts]) for key in ("shards", "offsets", "sizes")}
-    return FileIndex.build(names, targets, {"class_names": source.class_names, "shard_bytes": shard_bytes}, **places)
+    other_endings = source.index.facts["other_endings"]
+    facts = {"class_names": source.class_names, "shard_bytes": shard_bytes, "other_endings": other_endings}
+    return FileIndex.build(names, targets, facts, **places)

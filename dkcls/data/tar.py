@@ -13,6 +13,7 @@ from dkcls.data.base import split_names
 from dkcls.data.decode import BadImage
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.file_index import FileIndex
+from dkcls.data.image_folder import passed_over
 from dkcls.data.transforms import Transform
 
 _HEADER = 512  # bytes before a member's data
@@ -27,6 +28,7 @@ class TarImages(EncodedImages):
         self.root, self.split = Path(root), _find_split(Path(root), split)
         self.index = FileIndex.open(index_path(self.root, self.split))
         _check_index(self.index, index_path(self.root, self.split))
+        self.notes = tuple(passed_over(index_path(self.root, self.split), self.index))
         self.class_names = self.index.facts["class_names"]
         self._files: dict[int, int] = {}  # shard: file descriptor, opened in each process when first read
         for shard, expected in enumerate(self.index.facts["shard_bytes"]):
@@ -86,6 +88,7 @@ def _check_index(index: FileIndex, path: Path) -> None:
         ends = np.array(index.facts["shard_bytes"], np.int64)
         lengths = {len(array) for array in (index.ends, index.targets, shards, offsets, sizes)}
         inside = len(lengths) == 1 and _within(shards, len(ends)) and _within(index.targets, len(index.facts["class_names"]))
+        passed_over(path, index)  # can be read
         inside = inside and bool(((offsets >= _HEADER) & (sizes >= 0) & (sizes <= ends[shards] - offsets)).all())
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{path} is not the index of a tar data set: {error!r}") from error

@@ -1,7 +1,8 @@
 """From a decoded image to the network's input size, still uint8: crop, resize, flip, colour.
 
-The crop is drawn as torchvision's RandomResizedCrop draws it. The resize is torch's antialiased one on bytes, PIL's within one
-level. Every number that is drawn comes from the generator of one sample.
+The crop is drawn as torchvision's RandomResizedCrop draws it. The resize is torch's antialiased one on bytes: PIL's
+bilinear one within one level, its bicubic one within two. Every number that is drawn comes from the generator of one
+sample.
 """
 
 import math
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+INTERPOLATIONS = ("bilinear", "bicubic")
 _GREY = (0.299, 0.587, 0.114)
 
 
@@ -42,16 +44,17 @@ class Transform(Protocol):
 class EvalTransform:
     """Shorter side to floor(image_size / crop_ratio), as timm has it, centre crop."""
 
-    def __init__(self, image_size: int, crop_ratio: float = 0.875):
+    def __init__(self, image_size: int, crop_ratio: float = 0.875, interpolation: str = "bilinear"):
         if not 0 < crop_ratio <= 1:
             raise ValueError(f"crop_ratio must be in (0, 1], got {crop_ratio}")
+        self.interpolation = _check_interpolation(interpolation)
         self.image_size, self.shorter_side = image_size, math.floor(image_size / crop_ratio)
         self.planar = False
 
     def __call__(self, source: Source, key: int) -> Tensor:
         height, width = source.size
         side, shorter = self.shorter_side, min(height, width)
-        image = resize(source.rows(), side * height // shorter, side * width // shorter)
+        image = resize(source.rows(), side * height // shorter, side * width // shorter, self.interpolation)
         top, left = (round((length - self.image_size) / 2) for length in image.shape[1:])
         return image[:, top : top + self.image_size, left : left + self.image_size]
 
@@ -69,6 +72,7 @@ class TrainTransform:
         color_jitter: float = 0.4,
         rand_augment: str | None = None,
         erase_prob: float = 0.0,
+        interpolation: str = "bilinear",
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.25,),
     ):
@@ -79,6 +83,7 @@ class TrainTransform:
             raise ValueError(
                 f"hflip, color_jitter and erase_prob must be from 0 to 1, got {hflip}, {color_jitter} and {erase_prob}"
             )
+        self.interpolation = _check_interpolation(interpolation)
         self.image_size, self.scale, self.ratio = image_size, scale, ratio
         self.hflip, self.color_jitter = hflip, color_jitter
         self.rand_augment = _timm_rand_augment(rand_augment, image_size, mean) if rand_augment else None
@@ -90,7 +95,7 @@ class TrainTransform:
         generator = torch.Generator().manual_seed(key)
         top, left, height, width = random_crop_box(*source.size, self.scale, self.ratio, generator)
         crop = source.rows(top + height)[:, top : top + height, left : left + width]
-        image = resize(crop, self.image_size, self.image_size)
+        image = resize(crop, self.image_size, self.image_size, self.interpolation)
         if torch.rand(1, generator=generator).item() < self.hflip:
             image = image.flip(-1)
         if self.rand_augment is not None:
@@ -136,11 +141,17 @@ def _log_range(ratio: tuple[float, ...]) -> list[float]:
     return torch.log(torch.tensor(ratio)).tolist()
 
 
-def resize(image: Tensor, height: int, width: int) -> Tensor:
-    """uint8 [C, H, W], bilinear and antialiased."""
+def _check_interpolation(name: str) -> str:
+    if name not in INTERPOLATIONS:
+        raise ValueError(f"interpolation must be {' or '.join(INTERPOLATIONS)}, got {name!r}")
+    return name
+
+
+def resize(image: Tensor, height: int, width: int, interpolation: str = "bilinear") -> Tensor:
+    """Resize uint8 [C, H, W], antialiased."""
     # Packed in channels_last, the batch's stride too: torch's vectorised path takes no other.
     packed = image.permute(1, 2, 0).contiguous()[None].permute(0, 3, 1, 2)
-    return F.interpolate(packed, (height, width), mode="bilinear", antialias=True)[0]
+    return F.interpolate(packed, (height, width), mode=interpolation, antialias=True)[0]
 
 
 def jitter_colors(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:

@@ -27,8 +27,9 @@ def coco_map(
 ) -> dict[str, float]:
     """`METRICS` in percent, nan where there is nothing to find.
 
-    truth: COCO's structure. detections: COCO's rows of results, {image_id, category_id, bbox (x, y, width, height), score}, in
-    any order. areas: where medium objects begin and end. images: ids of those that count, None for all of the truth.
+    truth: COCO's structure. detections: COCO's rows of results, {image_id, category_id, bbox (x, y, width, height), score};
+    of equal scores in an image the first row counts first. areas: where medium objects begin and end. images: ids of those
+    that count, None for all of the truth.
     """
     if not 0 < areas[0] <= areas[1]:
         raise ValueError(f"areas must be two increasing numbers of pixels, got {tuple(areas)}")
@@ -36,11 +37,10 @@ def coco_map(
     unknown = ({row["image_id"] for row in detections} | set(images or ())) - known
     if unknown:
         raise ValueError(f"detections must be of the images of the truth, got image {min(unknown)}")
-    # From 1: COCOeval takes the id 0 for "not found". Sorted, because equal scores count in the order of the rows.
+    # From 1: COCOeval takes the id 0 for "not found".
     objects = [{**row, "id": number} for number, row in enumerate(truth["annotations"], 1)]
     found = [
-        {**row, "id": number, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0}
-        for number, row in enumerate(sorted(detections, key=_rank), 1)
+        {**row, "id": number, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0} for number, row in enumerate(detections, 1)
     ]
     with redirect_stdout(io.StringIO()):
         evaluation = COCOeval(_indexed(truth, objects), _indexed(truth, found), "bbox")
@@ -63,10 +63,6 @@ def result_rows(output: Mapping[str, Tensor], image_id: int, category_id: Callab
         {"image_id": image_id, "category_id": category_id(label), "bbox": [x1, y1, x2 - x1, y2 - y1], "score": score}
         for (x1, y1, x2, y2), label, score in zip(corners, labels, scores, strict=True)
     ]
-
-
-def _rank(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["image_id"], row["category_id"], -row["score"], *row["bbox"]
 
 
 def _indexed(truth: Mapping[str, Any], annotations: list[dict[str, Any]]) -> COCO:

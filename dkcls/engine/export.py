@@ -6,10 +6,9 @@ torch.export program) and aoti (compiled for this CPU): deformable kernels in st
 
 import copy
 import json
-import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dkcls.config import ModelConfig
-from dkcls.engine.checkpoint import sync_folder
+from dkcls.config import Config, ModelConfig
+from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.errors import UserError
 from dkcls.engine.lower import lower
 from dkcls.engine.network import Network, load_network
@@ -50,14 +49,16 @@ def export(network: Network, kind: str, path: Path) -> tuple[float, float]:
         scale = max(y.abs().max().item() for y in expected)
         if not difference <= 1e-3 * scale + 10 * rounding:
             raise UserError(f"the {kind} file's logits differ from the network's by {difference:.3g}, of up to {scale:.3g}")
-        os.replace(file, path)
-        sync_folder(path.parent)
+        write_atomically(path, file.read_bytes())  # a new file: safetensors gives its own the mode 0600
     return difference, rounding
 
 
 def metadata(network: Network) -> dict[str, str]:
-    """What a checkpoint says of its network, as strings of JSON."""
-    facts = {"config": network.run.to_dict(), "classes": network.class_names(), "input": asdict(network.input)}
+    """Return what a checkpoint says of its network, but for paths on this machine, as strings of JSON."""
+    run = network.run
+    data, model = replace(run.data, root=None), replace(run.model, pretrained=None)
+    config = replace(run, out=Config.out, data=data, model=model).to_dict()
+    facts = {"config": config, "classes": network.class_names(), "input": asdict(network.input)}
     return {"dkcls": "1", **{key: json.dumps(value) for key, value in facts.items()}}
 
 

@@ -24,9 +24,12 @@ def lower(model: nn.Module, images: Tensor) -> ExportedProgram:
     batch = Dim("batch", min=1, max=LARGEST_BATCH)
     with torch.no_grad(), _all_kernels_at_once():
         program = export(model, (images,), dynamic_shapes=({0: batch},))
-    return program.run_decompositions(
+    program = program.run_decompositions(
         default_decompositions() | {library.deform_kernel2d: deform_kernel2d, torch.ops.aten.split.Tensor: _whole}
     )
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names this machine's folders, and goes into files for others
+    return program
 
 
 def deform_kernel2d(

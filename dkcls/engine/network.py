@@ -1,5 +1,6 @@
 """A network to use, with what has to be known to use it: from a checkpoint or an export, or from weights and a name."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import timm
 import torch
 from timm.data import ImageNetInfo, resolve_data_config
+from timm.models import PretrainedCfg
 from torch import nn
 
 from dkcls.config import Config, ModelConfig, from_dict
+from dkcls.data.normalize import for_channels
 from dkcls.engine.errors import UserError
 from dkcls.engine.weights import Weights, read_weights
 from dkcls.models.convert import classes_and_channels, load_weights_
@@ -22,13 +25,18 @@ class Input:
     channels: int
     image_size: int
     crop_ratio: float
+    interpolation: str  # of resizing: bilinear, bicubic
     mean: list[float]
     std: list[float]
 
     def with_channels(self, channels: int) -> "Input":
         """The same for grey images instead of colour, or the other way round."""
-        mean, std = ([sum(v) / len(v)] * channels if len(v) != channels else v for v in (self.mean, self.std))
+        mean, std = (for_channels(values, channels) for values in (self.mean, self.std))
         return replace(self, channels=channels, mean=mean, std=std)
+
+    def __str__(self) -> str:
+        size = f"{self.channels} x {self.image_size} x {self.image_size}"
+        return f"{size}, crop_ratio {self.crop_ratio}, {self.interpolation}, mean {self.mean}, std {self.std}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,6 @@ class Network:
     input: Input
     run: Config
     classes: list[str] | None = None  # in the order of the outputs; None: weights that are not ours do not say
-    interpolation: str = "bilinear"  # in which its images were resized
 
     def class_names(self) -> list[str]:
         """ImageNet's WordNet numbers for a network of 1000 classes that nobody named, else just numbers."""
@@ -68,21 +75,19 @@ def load_network(config: ModelConfig, which: str = "auto", weights: Weights | No
         raise UserError(f"{path} must be a network for classification, got one for {task}")
     config = network_config(config, weights)
     assert config.name is not None
+    taken = weights_input(config, weights)
     num_classes, channels = classes_and_channels(config.name, weights.tensors)
+    taken = taken.with_channels(channels)
     model = create_network(config, num_classes, channels)
     if fresh := load_(model, weights, path):
         raise UserError(f"{path} has no weights for {', '.join(fresh)} of {config.name}")
     own = replace(config, pretrained=None, freeze=None)
     if weights.facts is not None:
-        run, classes, taken = parse_facts(weights.facts, path)
+        run, classes, _ = parse_facts(weights.facts, path)
         if len(classes) != num_classes:
             raise UserError(f"{path} names {len(classes)} classes, but its network has {num_classes}")
-        return Network(path, model, num_classes, taken.with_channels(channels), replace(run, model=own), classes)
-    # As timm's validate.py: the network knows what it was trained with.
-    cfg = resolve_data_config(model=model, use_test_size=True)
-    size, mean, std = cfg["input_size"][-1], list(cfg["mean"]), list(cfg["std"])
-    taken = Input(len(mean), size, cfg["crop_pct"], mean, std).with_channels(channels)
-    return Network(path, model, num_classes, taken, Config(model=own), interpolation=cfg["interpolation"])
+        return Network(path, model, num_classes, taken, replace(run, model=own), classes)
+    return Network(path, model, num_classes, taken, Config(model=own))
 
 
 def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
@@ -98,6 +103,29 @@ def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
     trained = parse_facts(weights.facts, config.pretrained)[0].model
     given = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) is not None}
     return replace(trained, **{"freeze": None, **given, "kwargs": trained.kwargs | config.kwargs})
+
+
+def weights_input(config: ModelConfig, weights: Weights) -> Input:
+    """Return what the network of the weights takes: as their file says, or else as timm's validate.py has it by the name."""
+    if weights.facts is not None:
+        return parse_facts(weights.facts, config.pretrained)[2]
+    try:
+        cfg = timm.get_pretrained_cfg(check_name(config)) or PretrainedCfg()
+    except RuntimeError as error:
+        raise UserError(f"model.name: {error}") from error
+    taken = resolve_data_config(pretrained_cfg=cfg.to_dict(), use_test_size=True)
+    mean, std = list(taken["mean"]), list(taken["std"])
+    return Input(len(mean), taken["input_size"][-1], taken["crop_pct"], taken["interpolation"], mean, std)
+
+
+def start_from(config: Config, weights: Weights | None, keys: Iterable[str]) -> Config:
+    """Return the config with the network of the weights, and with what they say of these keys of `data` where they are null."""
+    model = network_config(config.model, weights)
+    if weights is None:
+        return config
+    taken = weights_input(model, weights)
+    said = {key: getattr(taken, key) for key in keys if getattr(config.data, key) is None}
+    return replace(config, model=model, data=replace(config.data, **said))
 
 
 def parse_facts(facts: dict[str, Any], path: str | None) -> tuple[Config, list[str], Input]:

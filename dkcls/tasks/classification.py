@@ -1,7 +1,7 @@
 """Classification from a config."""
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn
@@ -13,7 +13,7 @@ from dkcls.data.base import BatchDataset
 from dkcls.engine.build import batch_per_rank, build_dataset
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
-from dkcls.engine.network import Input, create_network, load_, network_config, parse_facts
+from dkcls.engine.network import Input, create_network, load_, start_from
 from dkcls.engine.optim import freeze_
 from dkcls.engine.task import Parts
 from dkcls.engine.weights import Weights, read_weights
@@ -26,13 +26,17 @@ def build(config: Config, world: World) -> Parts:
     if (config.data.mixup or config.data.cutmix) and (batch := batch_per_rank(config, world)) % 2:
         raise UserError(f"mixup and cutmix need an even number of images per rank and step, got {batch}")
     weights = read_weights(config.model.pretrained) if config.model.pretrained is not None else None
-    config, source = start_from(config, weights)
+    keys = ["interpolation", "mean", "std"]
+    if config.model.name is None:
+        keys.append("image_size")
+    config = start_from(config, weights, keys)
     train_set = build_dataset(config.data, "train", config.seed, training=True)
     val_set = build_dataset(config.data, "val", config.seed)
     if not isinstance(train_set, ImageDataset):
         raise UserError(f"task=classification needs images with classes, data.name={config.data.name} is for task=detection")
     model = build_model(config, weights, train_set)
-    taken = network_input(config, train_set, source)
+    taken = network_input(config, train_set)
+    logger.info("images: %s", taken)
     task = Classification(
         taken.mean,
         taken.std,
@@ -47,18 +51,6 @@ def build(config: Config, world: World) -> Parts:
     return Parts(config, task, model, train_set, val_set, facts(config, train_set, taken), model, size)
 
 
-def start_from(config: Config, weights: Weights | None) -> tuple[Config, Input | None]:
-    """With model.name=null, the network of the checkpoint, the size of its images, and what it takes."""
-    if config.model.name is not None:
-        return config, None
-    model = network_config(config.model, weights)
-    assert weights is not None
-    assert weights.facts is not None
-    source = parse_facts(weights.facts, model.pretrained)[2]
-    data = replace(config.data, image_size=config.data.image_size or source.image_size)
-    return replace(config, model=model, data=data), source
-
-
 def build_model(config: Config, weights: Weights | None, dataset: ImageDataset) -> nn.Module:
     model = create_network(config.model, dataset.num_classes, dataset.channels, config.seed)
     if weights is not None:
@@ -69,14 +61,13 @@ def build_model(config: Config, weights: Weights | None, dataset: ImageDataset) 
     return model
 
 
-def network_input(config: Config, dataset: ImageDataset, source: Input | None) -> Input:
-    """What the network takes in evaluation; normalised as the one that it was made from, if it is from a checkpoint."""
-    crop_ratio = config.data.crop_ratio if hasattr(dataset, "transform") else 1.0
-    taken = Input(dataset.channels, dataset.image_size, crop_ratio, list(dataset.mean), list(dataset.std))
-    if source is None:
-        return taken
-    source = source.with_channels(dataset.channels)
-    return replace(taken, mean=source.mean, std=source.std)
+def network_input(config: Config, dataset: ImageDataset) -> Input:
+    """Return what the network takes in evaluation: as the config says it, or else as the data set has it."""
+    data = config.data
+    crop_ratio = data.crop_ratio if hasattr(dataset, "transform") else 1.0
+    mean, std = list(data.mean or dataset.mean), list(data.std or dataset.std)
+    taken = Input(dataset.channels, dataset.image_size, crop_ratio, data.interpolation or "bilinear", mean, std)
+    return taken.with_channels(dataset.channels)
 
 
 def facts(config: Config, dataset: BatchDataset[Any], taken: Input) -> dict[str, Any]:

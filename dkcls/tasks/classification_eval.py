@@ -1,7 +1,6 @@
 """Figures of classifiers: the network, the data set and its transforms are in them."""
 
-import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,14 +8,13 @@ from timm.data import ImageNetInfo
 
 from dkcls.classification.figures import Figures
 from dkcls.config import DataConfig, EvalConfig
+from dkcls.data.normalize import for_channels
 from dkcls.engine.build import build_dataset
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
 from dkcls.engine.network import Network, load_network
 from dkcls.engine.weights import Weights
 from dkcls.tasks.evaluation import data_of, evaluate_on
-
-logger = logging.getLogger(__name__)
 
 
 def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: Iterable[str], world: World) -> dict[str, Any]:
@@ -29,23 +27,28 @@ def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: 
         data = evaluation_data(network, config.data, overrides)
         dataset = build_dataset(data, config.split, network.run.seed)
         outputs = outputs_of(network, dataset.class_names)
-    if network.interpolation != "bilinear" and world.is_main:
-        logger.warning("timm resizes for %s by %s; here it is bilinear", network.run.model.name, network.interpolation)
-    channels_last = network.run.train.channels_last
-    model = network.model.to(world.device, memory_format=torch.channels_last if channels_last else torch.contiguous_format)  # type: ignore[call-overload]
-    task = Figures(
-        network.input.mean, network.input.std, dataset.num_classes, world.device, channels_last=channels_last,
-        outputs=outputs, flip=config.flip,
-    )  # fmt: skip
+    layout = torch.channels_last if network.run.train.channels_last else torch.contiguous_format
+    model = network.model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
+    task = figures_of(network, data, outputs, world, flip=config.flip)
     result = evaluate_on(dataset, data, task, model, network.path, config, world)
     tables: dict[str, Any] = {name: result.pop(name) for name in ("per_class", "confusion") if name in result}
     return {**result, "classes": list(dataset.class_names), **tables}
 
 
 def evaluation_data(network: Network, asked: DataConfig, overrides: Iterable[str]) -> DataConfig:
-    """As `data_of`, cut to what the network takes, unless the command line gives other values."""
-    taken = {"image_size": network.input.image_size, "crop_ratio": network.input.crop_ratio}
+    """As `data_of`, made into what the network takes, unless the command line gives other values."""
+    taken = {key: getattr(network.input, key) for key in ("image_size", "crop_ratio", "interpolation", "mean", "std")}
     return data_of(network.run.data if network.classes is not None else None, asked, overrides, **taken)
+
+
+def figures_of(network: Network, data: DataConfig, outputs: Sequence[int], world: World, flip: bool = False) -> Figures:
+    """Return the figures of these outputs, of images that are normalised as `evaluation_data` says."""
+    assert data.mean is not None
+    assert data.std is not None
+    mean, std = (for_channels(values, network.input.channels) for values in (data.mean, data.std))
+    return Figures(
+        mean, std, len(outputs), world.device, channels_last=network.run.train.channels_last, outputs=outputs, flip=flip
+    )
 
 
 def outputs_of(network: Network, names: list[str]) -> list[int]:

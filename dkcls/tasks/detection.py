@@ -1,7 +1,6 @@
 """Detection from a config."""
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import timm
@@ -14,7 +13,7 @@ from dkcls.detection.task import Detection
 from dkcls.engine.build import build_dataset
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
-from dkcls.engine.network import Input, check_name, create_network, load_, network_config, parse_facts
+from dkcls.engine.network import Input, check_name, create_network, load_, start_from
 from dkcls.engine.optim import freeze_
 from dkcls.engine.task import Parts
 from dkcls.engine.weights import Weights, read_weights
@@ -33,14 +32,15 @@ def build(config: Config, world: World) -> Parts:
     weights = read_weights(config.model.pretrained) if config.model.pretrained is not None else None
     if weights is None and config.model.freeze:
         logger.warning("model.freeze keeps weights that nobody trained: model.pretrained=FILE is not given")
-    config = replace(config, model=network_config(config.model, weights))
+    config = start_from(config, weights, ("mean", "std"))
     train_set = build_dataset(config.data, "train", config.seed, training=True)
     val_set = build_dataset(config.data, "val", config.seed)
     if not hasattr(train_set, "coco"):
         raise UserError(f"task=detection needs data with boxes, coco or deformed_detection, got data.name={config.data.name}")
     if train_set.class_names != val_set.class_names:
         raise UserError(f"data: {config.data.root} has other categories to train on than to validate on")
-    taken = detector_input(config, train_set, weights)
+    taken = detector_input(config, train_set)
+    logger.info("images: %s", taken)
     model = create_detector(config.model, config.detector, train_set.num_classes, taken, config.seed)
     if weights is not None:
         load_backbone_(model.body, config, weights, taken.channels)
@@ -52,13 +52,11 @@ def build(config: Config, world: World) -> Parts:
     return Parts(config, task, model, train_set, val_set, facts(config, train_set, taken), model.body, size)
 
 
-def detector_input(config: Config, dataset: Any, weights: Weights | None) -> Input:
-    """Normalised as the backbone's weights want it, if they say."""
-    taken = Input(dataset.channels, config.detector.min_size, 1.0, list(dataset.mean), list(dataset.std))
-    if weights is None or weights.facts is None:
-        return taken
-    source = parse_facts(weights.facts, config.model.pretrained)[2].with_channels(dataset.channels)
-    return replace(taken, mean=source.mean, std=source.std)
+def detector_input(config: Config, dataset: Any) -> Input:
+    """Return what the detector takes, normalised as the config says it, or else as the data set has it."""
+    mean, std = list(config.data.mean or dataset.mean), list(config.data.std or dataset.std)
+    taken = Input(dataset.channels, config.detector.min_size, 1.0, "bilinear", mean, std)  # as torchvision resizes
+    return taken.with_channels(dataset.channels)
 
 
 def create_detector(model: ModelConfig, config: DetectorConfig, num_classes: int, taken: Input, seed: int = 0) -> Detector:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from dkcls.config import Config, EvalConfig
+from dkcls.data.normalize import for_channels
 from dkcls.detection.detector import Detector
 from dkcls.detection.task import Detection
 from dkcls.engine.build import build_dataset
@@ -29,7 +30,11 @@ def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: 
         if config.flip or config.per_class or config.confusion:
             raise UserError(f"flip, per_class and confusion are for classification, {path} is a detector")
         model, classes, run = load_detector(path, weights)
-        data = data_of(run.data, config.data, overrides)
+        images = model.transform
+        data = data_of(run.data, config.data, overrides, mean=images.image_mean, std=images.image_std)
+        channels = len(images.image_mean)
+        images.image_mean = for_channels(data.mean or [], channels)
+        images.image_std = for_channels(data.std or [], channels)
         dataset = build_dataset(data, config.split, run.seed)
         if list(dataset.class_names) != classes:
             raise UserError(f"{path} finds {', '.join(classes)}; the data has {', '.join(dataset.class_names)}")

@@ -14,7 +14,7 @@ from dkcls.data.image_folder import EXTENSIONS
 from dkcls.data.transforms import EvalTransform
 from dkcls.engine.errors import UserError
 from dkcls.engine.evaluate import autocast
-from dkcls.engine.network import Network
+from dkcls.engine.network import Input, Network
 
 
 class Prediction(NamedTuple):
@@ -28,8 +28,9 @@ class Prediction(NamedTuple):
 class ImageFiles(EncodedImages):
     """Files by their paths, without classes."""
 
-    def __init__(self, paths: Sequence[str], image_size: int, crop_ratio: float):
-        super().__init__(EvalTransform(image_size, crop_ratio), image_size, training=False, seed=0)
+    def __init__(self, paths: Sequence[str], taken: Input):
+        transform = EvalTransform(taken.image_size, taken.crop_ratio, taken.interpolation)
+        super().__init__(transform, taken.image_size, training=False, seed=0)
         self.paths, self.class_names = list(paths), []
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class Predictor:
         self.bad = 0
 
     def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
-        files = ImageFiles(paths, self.network.input.image_size, self.network.input.crop_ratio)
+        files = ImageFiles(paths, self.network.input)
         workers = min(self.workers, len(paths) // self.batch_size)
         loader = create_loader(files, self.batch_size, training=False, workers=workers, bad_limit=1.0)
         names = self.network.class_names()

@@ -37,6 +37,8 @@ from dkcls.tasks import BUILDERS, evaluate_checkpoint, evaluation, train
 from dkcls.tasks.detection import create_detector
 from dkcls.tasks.evaluation import data_of
 from tests.data.common import make_folder
+from tests.data.test_coco import content_of
+from tests.data.test_coco import write as write_coco
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.common import ROOT, run_here, same_bits
 from tests.models.common import awake, images, stir
@@ -74,6 +76,9 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     make_folder(folder / "photos", train=6, val=4)
     make_folder(folder / "more", train=9, val=5)
+    rows = content_of()
+    rows["images"][1]["id"] = "99"
+    write_coco(folder / "coco", rows)
     weights = create_network(ModelConfig("mobilenetv2_nano"), 10, 3, seed=7).state_dict()
     save_file(weights, folder / "w.safetensors")
     state = torch.load(write_checkpoint(folder / "plain.pt"), weights_only=True)
@@ -160,6 +165,12 @@ def fed(config: Config) -> torch.Tensor:
     return loss_and_images(config)[1]
 
 
+def white(config: Config) -> float:
+    """The red of a white pixel, as the network gets it."""
+    batch = parts(config).val_set.load(np.arange(1)).batch
+    return parts(config).task.images(batch._replace(images=torch.full_like(batch.images, 255)))[0, 0, 0, 0].item()
+
+
 def first_weights(config: Config) -> torch.Tensor:
     return parts(config).model.conv_stem.weight.detach()
 
@@ -191,6 +202,14 @@ def evaluated(config: Config, files: Path) -> torch.Tensor:
 def files_found(config: Config, files: Path) -> int:
     config.data.root = str(files / config.data.root)
     return len(dataset(config))
+
+
+def rows_used(config: Config, files: Path) -> str:
+    """How many images, or the end of the sentence that refuses them."""
+    try:
+        return f"{files_found(config, files)} images"
+    except UserError as error:
+        return str(error).split("; ")[-1]
 
 
 def scales(config: Config) -> list[float]:
@@ -417,7 +436,7 @@ def detector(path: str) -> dict[str, Any]:
     """The attribute of that path, of a detector."""
 
     def see(config: Config) -> Any:
-        taken = Input(1, config.detector.min_size, 1.0, [0.15], [0.25])
+        taken = Input(1, config.detector.min_size, 1.0, "bilinear", [0.15], [0.25])
         found: Any = create_detector(config.model, config.detector, 10, taken)
         for name in path.split("."):
             found = found[int(name)] if name.isdigit() else getattr(found, name)
@@ -480,6 +499,7 @@ PHOTOS = {
     "data.length": None,
     "data.num_classes": None,
 }
+COCO = PHOTOS | {"data.name": "coco", "data.root": "coco", "data.image_size": None, "task": "detection"}
 STILL = PHOTOS | {
     "data.color_jitter": 0.0, "data.scale": [1.0, 1.0], "data.ratio": [61 / 47, 61 / 47], "data.hflip": 0.0,
 }  # fmt: skip
@@ -542,6 +562,9 @@ ROWS: dict[str, Row | str] = {
     "data.root": Row("more", files_found, 6, 9, PHOTOS),
     "data.image_size": Row(20, lambda config: list(fed(config).shape), [4, 3, 16, 16], [4, 3, 20, 20]),
     "data.crop_ratio": Row(0.5, evaluated, given=PHOTOS),
+    "data.interpolation": Row("bicubic", evaluated, given=PHOTOS | {"data.image_size": 32}),
+    "data.mean": Row([0.25], white, pytest.approx(0.515 / 0.229), pytest.approx(0.75 / 0.229)),
+    "data.std": Row([0.5], white, pytest.approx(0.515 / 0.229), pytest.approx(0.515 / 0.5)),
     "data.scale": Row([0.1, 0.2], whole, [True, False], [False, False], STILL),
     "data.ratio": Row([0.5, 0.6], whole, [True, False], [False, False], STILL),
     "data.hflip": Row(1.0, whole, [True, False], [False, True], STILL),
@@ -557,6 +580,7 @@ ROWS: dict[str, Row | str] = {
     "data.objects": Row([1, 1], objects_each, after={1}, given=CANVASES),
     "data.length": Row(16, lambda config: len(dataset(config)), 24, 16),
     "data.num_classes": Row(5, lambda config: parts(config).model.num_classes, 10, 5),
+    "data.bad_rows": Row("skip", rows_used, "data.bad_rows=skip leaves such rows out", "7 images", COCO),
     "data.download": Row(True, downloads, False, True, PHOTOS | {"data.name": "cifar10"}),
     "data.workers": Row(3, workers, (0, None, 3, 0.001), (3, 2, 3, 0.001)),
     "data.prefetch": Row(5, workers, (1, 2, 3, 0.001), (1, 5, 3, 0.001), {"data.workers": 1}),
@@ -696,7 +720,7 @@ def test_all_that_is_told_of_the_network_goes_on_top_of_the_checkpoints():
     facts = {
         "config": trained.to_dict(),
         "classes": ["a"],
-        "input": vars(Input(1, 32, 1.0, [0.0], [1.0])),
+        "input": vars(Input(1, 32, 1.0, "bilinear", [0.0], [1.0])),
     }
     for key, value in given.items():
         asked = config_with(Config, {key: value}).model

@@ -286,22 +286,31 @@ def changed(kind, place, **values):
     return content
 
 
+OFFER = "data.bad_rows=skip leaves such rows out$"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"images": [', r"train\.json must be JSON: Expecting value: line 1 column 13"),
         ("\x00", "must be JSON"),
         ("[" * 100_000, "must be JSON"),
-        ("[]", "must hold the lists images, annotations, categories"),
-        ({"images": [], "annotations": []}, "must hold the lists images, annotations, categories"),
-        ({"images": [], "annotations": [], "categories": []}, "holds no images$"),
+        ("[]", r"must hold the lists images, annotations, categories, got a list$"),
+        (
+            {"images": [], "annotations": {}, "info": 3},
+            r"must hold the lists images, annotations, categories, got images \(list\), annotations \(dict\), info \(int\)$",
+        ),
+        ({"images": [], "annotations": [], "categories": []}, r"must list the categories of its objects, got an empty list$"),
+        ({"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}, "holds no images$"),
         ({"images": [3], "annotations": [], "categories": []}, r"images\[0\] must have keys and values, got 3"),
         (changed("images", 2, file_name=None), r"images\[2\] must have the key file_name, got {'id': 98"),
         (changed("images", 2, width=None), r"images\[2\] must have the key width"),
         (changed("images", 2, width="60"), r"images\[2\] must have an integer as width"),
         (changed("images", 2, height=0), r"images\[2\] must have a height and a width above 0"),
         (changed("images", 2, id=100), r"images\[2\] must have an id of its own, got {'id': 100"),
-        (changed("images", 2, id=2**70), r"images\[2\] must have an integer as id"),
+        (changed("images", 2, id=2**70), rf"images\[2\] must have an integer as id, got {2**70}; {OFFER}"),
+        (changed("images", 2, id="98"), rf"images\[2\] must have an integer as id, got '98'; {OFFER}"),
+        (changed("images", 2, id=98.0), rf"images\[2\] must have an integer as id, got 98\.0; {OFFER}"),
         (changed("images", 2, file_name="/etc/passwd"), r"images\[2\] must have as file_name a path within its folder"),
         (changed("images", 2, file_name="../val/2.png"), "a path within its folder, got .*'../val/2.png'"),
         (changed("images", 2, file_name="a\0b"), "a path within its folder"),
@@ -313,11 +322,15 @@ def changed(kind, place, **values):
         (changed("annotations", 4, bbox=[1, 2, 3, 10**400]), r"annotations\[4\] must have four numbers as bbox"),
         (changed("annotations", 4, area="large"), r"annotations\[4\] must have a number as area"),
         (changed("annotations", 4, id=1), r"annotations\[4\] must have an id of its own"),
-        (changed("annotations", 4, image_id=7), r"annotations\[4\] must have one of the file's ids as image_id, got .*: 7"),
+        (
+            changed("annotations", 4, image_id=7),
+            rf"annotations\[4\] must have the id of one of the images as image_id, got 7; {OFFER}",
+        ),
         (
             changed("annotations", 4, category_id=2),
-            r"annotations\[4\] must have one of the file's ids as category_id",
+            rf"annotations\[4\] must have the id of one of the categories as category_id, got 2; {OFFER}",
         ),
+        (changed("annotations", 4, category_id=[5]), rf"as category_id, got \[5\]; {OFFER}"),
         (changed("categories", 1, id=5), r"categories\[2\] must have an id of its own"),
         (changed("categories", 1, name=None), r"categories\[1\] must have the key name"),
     ],
@@ -328,6 +341,42 @@ def test_what_is_wrong_with_the_annotations_is_named_in_one_sentence(content, me
         CocoDetection(tmp_path)
     assert "\n" not in str(error.value)
     assert str(tmp_path / "annotations" / "train.json") in str(error.value)
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path):
+    """Two images without a number, with the three objects in them, and an object each of an unknown image and category."""
+    content = content_of()
+    for place, identity in ((1, "99"), (4, None)):
+        for row in content["annotations"]:
+            if row["image_id"] == content["images"][place]["id"]:
+                row["image_id"] = identity
+        content["images"][place]["id"] = identity
+    for place, key, value in ((3, "image_id", 12345), (9, "category_id", [2])):
+        content["annotations"][place][key] = value
+    dataset = CocoDetection(write(tmp_path, content), bad_rows="skip")
+    file = tmp_path / "annotations" / "train.json"
+    assert dataset.notes == (
+        f"{file}: images whose id is no integer are left out (2)",
+        f"{file}: objects of unknown images or categories are left out (5)",
+    )
+    kept = [0, 2, 3, 5, 6, 7, 8]
+    assert [dataset.image_id(index) for index in range(len(dataset))] == [100 - place for place in kept]
+    drawn = [list(enumerate(PICTURES[place][2], 1)) for place in kept]
+    drawn[2] = drawn[5] = []
+    targets = load_all(dataset).batch.targets
+    assert [told_boxes(target) for target in targets] == [
+        [(label, x, y, x + w, y + h) for label, (x, y, w, h) in boxes] for boxes in drawn
+    ]
+    truth = dataset.coco()
+    assert [row["id"] for row in truth["annotations"]] == [1, 6, 7, 8, 9, 11]
+    assert {row["image_id"] for row in truth["annotations"]} <= {row["id"] for row in truth["images"]}
+
+
+def test_of_rows_after_those_left_out_the_number_in_the_file_is_told(tmp_path):
+    content = changed("images", 5, width=None)
+    content["images"][1]["id"] = "99"
+    with pytest.raises(ValueError, match=r"images\[5\] must have the key width"):
+        CocoDetection(write(tmp_path, content), bad_rows="skip")
 
 
 def test_missing_files_are_named(tmp_path):
@@ -350,6 +399,8 @@ def test_missing_files_are_named(tmp_path):
         ({"name": "coco", "root": "x", "erase_prob": 0.1, "length": 3}, "data set 'coco' takes no erase_prob, length"),
         ({"name": "coco", "root": "x", "split": "dev"}, "split must be one of train, val, test, got 'dev'"),
         ({"name": "coco", "root": "x", "hflip": 2.0}, r"hflip must be from 0 to 1, got 2\.0"),
+        ({"name": "coco", "root": "x", "bad_rows": "keep"}, "bad_rows must be stop or skip, got 'keep'"),
+        ({"name": "imagefolder", "root": "x", "bad_rows": "skip"}, "data set 'imagefolder' takes no bad_rows"),
         ({"name": "deformed_detection", "clutter": 2}, "data set 'deformed_detection' takes no clutter"),
         ({"name": "deformed_detection", "rand_augment": "rand-m9"}, "data set 'deformed_detection' takes no rand_augment"),
     ],
@@ -360,7 +411,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def test_both_kinds_by_name(shared):
-    dataset = create_dataset("coco", shared, training=True, hflip=1.0, seed=2)
+    dataset = create_dataset("coco", shared, training=True, hflip=1.0, seed=2, bad_rows="skip")
     assert (type(dataset), dataset.hflip, dataset.seed) == (CocoDetection, 1.0, 2)
     canvases = create_dataset("deformed_detection", image_size=64, object_scale=(0.4, 1.0), objects=(2, 3), length=9)
     assert (len(canvases), canvases.size(0), canvases.objects) == (9, (64, 64), (2, 3))

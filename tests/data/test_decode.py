@@ -1,5 +1,7 @@
 """Every kind of image file comes out as its picture, upright, in three channels; what is damaged is named."""
 
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,70 @@ def test_sixteen_bits_become_eight(kind):
     levels = np.arange(0, 65536, 1024, dtype=np.uint16).reshape(8, 8)
     expected = torch.from_numpy((levels >> 8).astype(np.uint8)).expand(3, 8, 8)
     assert torch.equal(decode(encoded(Image.fromarray(levels), kind)), expected)
+
+
+def grey_levels(bits: int) -> np.ndarray:
+    """64 levels from black to white of a grey image with so many bits, [8, 8]."""
+    return np.linspace(0, 2**bits - 1, 64).round().astype(np.int64).reshape(8, 8)
+
+
+def pgm(levels: np.ndarray, largest: int) -> bytes:
+    return b"P5 8 8 %d\n" % largest + levels.astype(">u2").tobytes()
+
+
+def plain_pgm(levels: np.ndarray, largest: int) -> bytes:
+    return b"P2 8 8 %d\n" % largest + b" ".join(b"%d" % level for level in levels.ravel())
+
+
+def tiff(levels: np.ndarray, bits: int, kind: int = 1, order: str = "<") -> bytes:
+    """`kind`: 1 for unsigned, 2 for signed integers, 3 for floats."""
+    if bits == 12:  # three bytes hold two pixels
+        pairs = levels.reshape(-1, 2)
+        pixels = b"".join(int(a << 12 | b).to_bytes(3, "big") for a, b in pairs)
+    else:
+        pixels = levels.astype(f"{order}{' uif'[kind]}{bits // 8}").tobytes()
+    values = {256: 8, 257: 8, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 8, 279: len(pixels), 339: kind}
+    rows = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in values.items())
+    first = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(pixels))
+    return first + pixels + struct.pack(f"{order}H", len(values)) + rows + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("data", "depth"),
+    [
+        (tiff(grey_levels(12), 12), 12),
+        (tiff(grey_levels(16), 16), 16),
+        (tiff(grey_levels(16), 16, order=">"), 16),
+        (tiff(grey_levels(15), 16, kind=2), 15),
+        (tiff(grey_levels(15), 16, kind=2, order=">"), 15),
+        *((pgm(grey_levels(bits), 2**bits - 1), bits) for bits in (9, 10, 12, 16)),
+        *((plain_pgm(grey_levels(bits), 2**bits - 1), bits) for bits in (9, 12, 16)),
+    ],
+    ids=["tiff 12", "tiff 16", "tiff 16 big", "tiff 16 signed", "tiff 16 signed big"]
+    + [f"pgm {bits}" for bits in (9, 10, 12, 16)]
+    + [f"plain pgm {bits}" for bits in (9, 12, 16)],
+)
+def test_grey_of_more_than_eight_bits_keeps_its_eight_highest(data, depth):
+    expected = torch.from_numpy((grey_levels(depth) >> depth - 8).astype(np.uint8)).expand(3, 8, 8)
+    pixels = decode(data)
+    assert (pixels.min(), pixels.max()) == (0, 255)
+    assert torch.equal(pixels, expected)
+
+
+def test_negative_pixels_are_black():
+    levels = np.linspace(-(2**15), 2**15 - 1, 64).round().astype(np.int64).reshape(8, 8)
+    assert torch.equal(decode(tiff(levels, 16, kind=2)), decode(tiff(levels.clip(0), 16, kind=2)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [tiff(grey_levels(8), 32), tiff(grey_levels(8), 32, kind=2), tiff(grey_levels(8) / 255, 32, kind=3)]
+    + [b"Pf 8 8 -1.0\n" + grey_levels(8).astype("<f4").tobytes()],
+    ids=["unsigned", "signed", "float", "pfm"],
+)
+def test_pixels_of_32_bits_are_named(data):
+    with pytest.raises(BadImage, match="pixels must have at most 16 bits, got 32, of which nothing says what is white"):
+        decode(data)
 
 
 @pytest.mark.usefixtures("decoder")

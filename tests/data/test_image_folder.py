@@ -268,6 +268,31 @@ def test_a_class_may_be_a_link_and_have_folders(folder, tmp_path):
     assert len(dataset) == 23
 
 
+def test_files_with_other_endings_are_counted(folder):
+    """By their endings, most first; hidden files and folders are not among them."""
+    names = ["a.gif", "deep/b.GIF", "c.jp2", "deep/d.gif", "README", ".hidden.gif", ".git/e.gif", "f.gif/g.Jpg"]
+    for name in names:
+        path = folder / "train" / "class1" / name
+        path.parent.mkdir(exist_ok=True)
+        photograph(1).save(path, "jpeg")
+    (folder / "train" / "class2" / "x.jp2").touch()
+    make_old(folder)
+    expected = (f"{folder}/train: files passed over for their endings (6): .gif 3, .jp2 2, none 1",)
+    for _ in range(2):  # listed, and then remembered
+        dataset = dataset_of(folder)
+        assert (dataset.notes, len(dataset)) == (expected, 23)
+    assert dataset.index.path is not None
+    assert dataset_of(folder, "val").notes == ()
+
+
+def test_of_many_endings_the_commonest_are_named(folder):
+    for ending in "abcdefg":
+        for number in range(2 if ending > "d" else 1):
+            (folder / "train" / "class0" / f"{number}.{ending}").touch()
+    [note] = dataset_of(folder).notes
+    assert note.endswith("(10): .e 2, .f 2, .g 2, .a 1, .b 1 and 2 more")
+
+
 def test_the_share_is_of_one_epoch_of_one_rank():
     bad = BadFiles(images_per_epoch=100, limit=0.02)
     bad.start_epoch()

@@ -42,6 +42,16 @@ def test_batches_are_those_of_the_folder(shared_folder, tmp_path, workers):
         assert_same_batches(some, others)
 
 
+def test_a_packed_set_tells_which_files_were_not_packed(folder, tmp_path):
+    (folder / "train" / "class0" / "a.gif").touch()
+    (folder / "train" / "class2" / "b.gif").touch()
+    packed(folder, tmp_path / "tar")
+    packed(folder, tmp_path / "tar", "val")
+    notes = [create_dataset("tar", tmp_path / "tar", split).notes for split in ("train", "val")]
+    assert notes == [(f"{tmp_path}/tar/train.index: files passed over for their endings (2): .gif 2",), ()]
+    assert str(folder).encode() not in (tmp_path / "tar" / "train.index").read_bytes()
+
+
 def test_workers_open_files_of_their_own_after_the_parent_has_read(shared_folder, tmp_path):
     packed(shared_folder, tmp_path, "val", per_shard=3)
     dataset = create_dataset("tar", tmp_path, "val", image_size=16)

@@ -36,17 +36,20 @@ def test_crop_boxes_are_torchvisions(height, width, scale, ratio):
         assert torch.rand(1, generator=generator) == torch.rand(1)  # as many numbers were drawn
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (320, 480), (90, 70)])
-def test_pixels_are_pils_bilinear(width, height):
+def test_pixels_are_pils(width, height, interpolation):
     image = photograph(1, width, height)
     means = []
     for seed in range(24):
         generator = torch.Generator().manual_seed(seed)
         top, left, h, w = random_crop_box(height, width, (0.08, 1.0), (3 / 4, 4 / 3), generator)
-        ours = resize(tensor(image)[:, top : top + h, left : left + w], 224, 224)
-        pils = tensor(image.crop((left, top, left + w, top + h)).resize((224, 224), Image.Resampling.BILINEAR))
+        ours = resize(tensor(image)[:, top : top + h, left : left + w], 224, 224, interpolation)
+        cropped = image.crop((left, top, left + w, top + h))
+        pils = tensor(cropped.resize((224, 224), Image.Resampling[interpolation.upper()]))
         difference = (ours.int() - pils.int()).abs()
-        assert difference.max() <= 1
+        assert difference.max() <= (1 if interpolation == "bilinear" else 2)
+        assert (difference > 1).float().mean() <= 1e-4
         means.append(difference.float().mean().item())
     assert sum(means) / len(means) <= (0.05 if width > height else 0.08)  # of standing images more crops are near 224 wide
 
@@ -63,6 +66,18 @@ def test_training_crops_flips_and_nothing_else():
     assert 3 < flips < 17
 
 
+def test_training_crops_are_resized_as_asked():
+    image = photograph(2, 120, 90)
+    for key in range(8):
+        ours = TrainTransform(64, color_jitter=0.0, hflip=0.0, interpolation="bicubic")(Pixels(tensor(image)), key)
+        top, left, h, w = random_crop_box(90, 120, (0.08, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(key))
+        cropped = image.crop((left, top, left + w, top + h))
+        cubic = tensor(cropped.resize((64, 64), Image.Resampling.BICUBIC))
+        linear = tensor(cropped.resize((64, 64), Image.Resampling.BILINEAR))
+        assert (ours.int() - cubic.int()).abs().max() <= 2
+        assert (ours.int() - linear.int()).abs().max() > 2
+
+
 @pytest.mark.parametrize("hflip", [0.0, 1.0])
 def test_hflip_0_is_never_and_1_always(hflip):
     image = tensor(photograph(2, 120, 90))
@@ -74,10 +89,13 @@ def test_hflip_0_is_never_and_1_always(hflip):
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (333, 500), (256, 256), (100, 81), (224, 640)])
-def test_evaluation_agrees_with_timms(width, height):
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_evaluation_agrees_with_timms(width, height, interpolation):
     image = photograph(3, width, height)
-    timms = create_transform(224, is_training=False, interpolation="bilinear", crop_pct=0.875, use_prefetcher=True)(image)
-    difference = (EvalTransform(224, 0.875)(Pixels(tensor(image)), key=0).int() - torch.as_tensor(timms).int()).abs()
+    options = {"is_training": False, "interpolation": interpolation, "crop_pct": 0.875, "use_prefetcher": True}
+    timms = torch.as_tensor(create_transform(224, **options)(image))
+    ours = EvalTransform(224, 0.875, interpolation)(Pixels(tensor(image)), key=0)
+    difference = (ours.int() - timms.int()).abs()
     assert difference.shape == (3, 224, 224)
     assert difference.max() <= 1
     assert difference.float().mean() <= 0.05
@@ -169,6 +187,12 @@ def test_erasing_changes_a_part_only():
 def test_wrong_settings_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         TrainTransform(32, **options)
+
+
+@pytest.mark.parametrize("make", [EvalTransform, TrainTransform])
+def test_an_unknown_interpolation_is_refused(make):
+    with pytest.raises(ValueError, match="interpolation must be bilinear or bicubic, got 'lanczos'"):
+        make(32, interpolation="lanczos")
 
 
 def test_a_crop_ratio_above_one_is_refused():

@@ -1,4 +1,4 @@
-"""COCO's figures: those of pycocotools called by hand, a case worked out on paper, and rows in any order."""
+"""COCO's figures: those of pycocotools called by hand, a case worked out on paper, and ties."""
 
 import contextlib
 import io
@@ -71,12 +71,35 @@ def test_the_figures_are_those_of_pycocotools(case, areas, capsys):
     assert all(5 < value < 95 for value in figures.values())
 
 
-def test_the_order_of_rows_does_not_matter_even_with_equal_scores(case):
-    truth, rows = case
-    rows = [{**row, "score": round(row["score"], 1)} for row in rows]
-    figures = coco_map(truth, rows)
-    for seed in range(3):
-        assert coco_map(truth, random.Random(seed).sample(rows, len(rows))) == figures
+@pytest.fixture(scope="module")
+def ties():
+    """Some hundred detections with scores of one digit, several of each score around every object."""
+    generator = np.random.default_rng(1)
+    objects, rows = [], []
+    for image in range(12):
+        for _ in range(6):
+            corner, side = generator.uniform(0, 80, 2), generator.uniform(10, 120, 2)
+            objects.append((image, int(generator.integers(1, 3)), [*corner.tolist(), *side.tolist()]))
+            for _ in range(5):
+                moved = np.concatenate([corner, side]) + generator.normal(0, 0.15, 4) * [*side, *side]
+                rows.append(row(image, objects[-1][1], moved.tolist(), round(generator.uniform(), 1)))
+    return truth_of(objects, images=12), random.Random(0).sample(rows, len(rows))
+
+
+def test_equal_scores_count_in_the_order_that_pycocotools_gives_them(ties):
+    truth, rows = ties
+    assert coco_map(truth, rows) == pytest.approx(by_hand(truth, rows), abs=0)
+    assert coco_map(truth, rows[::-1]) == pytest.approx(by_hand(truth, rows[::-1]), abs=0)
+    assert coco_map(truth, rows)["map"] != coco_map(truth, rows[::-1])["map"]  # the order tells
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_figures_do_not_depend_on_which_rank_has_which_image(ties, ranks):
+    """Each image is on one rank, with its rows in their own order."""
+    truth, rows = ties
+    gathered = [row for rank in range(ranks) for row in rows if row["image_id"] % ranks == rank]
+    assert gathered != rows
+    assert coco_map(truth, gathered) == coco_map(truth, rows)
 
 
 def test_a_case_on_paper():

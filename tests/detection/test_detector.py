@@ -21,7 +21,7 @@ from tests.configs.test_configs import config_of
 from tests.detection.common import write_coco
 from tests.engine.checkpoints import write_checkpoint
 
-INPUT = Input(3, 64, 1.0, [0.5] * 3, [0.2] * 3)
+INPUT = Input(3, 64, 1.0, "bilinear", [0.5] * 3, [0.2] * 3)
 SMALL = DetectorConfig(min_size=64, max_size=64, fpn_channels=8, box_channels=16, proposals=20, box_samples=8, anchor_samples=8)
 
 
@@ -75,7 +75,7 @@ def test_a_classifiers_weights_become_the_backbones(tmp_path, weights, backbone)
     """Rigid ones too: the features are then those of the classifier."""
     path = write_checkpoint(tmp_path / "classifier.pt", spatial=weights)
     config = Config(model=ModelConfig(name="mobilenetv2_nano", pretrained=str(path), spatial=backbone))
-    taken = Input(1, 64, 1.0, [0.15], [0.25])
+    taken = Input(1, 64, 1.0, "bilinear", [0.15], [0.25])
     detector = create_detector(config.model, DetectorConfig(levels=[1, 2], anchor_sizes=[8, 16, 32]), 10, taken)
     load_backbone_(detector.body, config, read_weights(path), 1)
     classifier = load_network(ModelConfig(pretrained=str(path))).model.eval()

@@ -13,7 +13,7 @@ from dkcls.engine.network import Input
 from dkcls.tasks.detection import create_detector
 
 WORLD = World(torch.device("cpu"))
-INPUT = Input(1, 32, 1.0, [0.2], [0.5])
+INPUT = Input(1, 32, 1.0, "bilinear", [0.2], [0.5])
 OPTIONS = {
     "min_size": 32, "max_size": 32, "fpn_channels": 4, "box_channels": 4, "anchor_sizes": [8, 16, 32], "levels": [1, 2],
     "proposals": 30, "box_samples": 7, "anchor_samples": 9, "score_threshold": 0.2, "nms_threshold": 0.6, "detections": 5,

@@ -20,7 +20,7 @@ def write_checkpoint(path: Path, data: DataConfig | None = None, **arguments: An
     )
     dataset = create_dataset(split="val", **config.data.dataset_arguments())
     model = stir(awake(create(num_classes=dataset.num_classes, in_chans=dataset.channels, **arguments)))
-    taken = network_input(config, dataset, None)
+    taken = network_input(config, dataset)
     write(path, {**facts(config, dataset, taken), "model": model.state_dict(), "ema": None})
     return path
 

@@ -1,10 +1,10 @@
-"""The same weights and JPEGs give what timm's own evaluation gives: pixels within a level, logits, decisions."""
+"""The same weights and JPEGs give what timm's own evaluation gives: pixels within two levels, logits, decisions."""
 
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.data import create_dataset, create_loader
+from timm.data import create_dataset, create_loader, resolve_data_config
 from torch import nn
 
 from dkcls.classification.figures import Figures
@@ -48,9 +48,12 @@ def settle(model: nn.Module, images: torch.Tensor) -> nn.Module:
 @pytest.mark.parametrize("name", ["resnet50", "mobilenetv2_100"])
 def test_logits_are_timms(name, folder, tmp_path):
     options = {"input_size": (3, SIZE, SIZE), "batch_size": IMAGES, "use_prefetcher": False, "num_workers": 0}
-    files = create_dataset("", root=folder / "val")
-    [(theirs, targets)] = create_loader(files, is_training=False, interpolation="bilinear", crop_pct=0.875, **options)
-    model = settle(create(name), theirs)
+    files, model = create_dataset("", root=folder / "val"), create(name)
+    cfg = resolve_data_config(model=model)
+    assert cfg["interpolation"] == "bicubic"
+    options |= {key: cfg[key] for key in ("interpolation", "mean", "std")}
+    [(theirs, targets)] = create_loader(files, is_training=False, crop_pct=0.875, **options)
+    settle(model, theirs)
     with torch.no_grad():
         expected = model(theirs)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
@@ -70,11 +73,12 @@ def test_logits_are_timms(name, folder, tmp_path):
     assert torch.equal(batch.targets, targets)
     level = 1 / (255 * torch.tensor(network.input.std)).view(3, 1, 1)
     differs = (ours - theirs).abs() > 0.01 * level
-    assert ((ours - theirs).abs() <= 1.01 * level).all()  # one level of 255,
+    assert ((ours - theirs).abs() <= 2.01 * level).all()  # two levels of 255,
+    assert ((ours - theirs).abs() > 1.01 * level).float().mean() < 1e-4  # nearly always one,
     assert 0 < differs.float().mean() < 0.01  # in few pixels
     spread, error = expected.std(0).mean(), (got - expected).abs()
     assert error.max() < 0.2 * spread
-    assert error.mean() < 0.01 * spread
+    assert error.mean() < 0.02 * spread
     assert torch.equal(got.argmax(1), expected.argmax(1))
     assert expected.argmax(1).unique().numel() > IMAGES // 2
 

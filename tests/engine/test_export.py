@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,8 +15,9 @@ import torch
 
 from dkcls.config import Config, ModelConfig
 from dkcls.engine import export as exporting
+from dkcls.engine.checkpoint import write
 from dkcls.engine.errors import UserError
-from dkcls.engine.export import export
+from dkcls.engine.export import SUFFIXES, export, metadata
 from dkcls.engine.lower import deform_kernel2d, lower
 from dkcls.engine.network import Input, Network, load_network
 from dkcls.models.mobilenet_v2 import Layout, MobileNetV2, Stage
@@ -22,7 +25,7 @@ from dkcls.models.variants import Variant
 from dkcls.ops import per_image_conv
 from dkcls.ops.deform_kernel import library
 from tests.engine.checkpoints import write_checkpoint
-from tests.engine.common import run_here
+from tests.engine.common import ROOT, run_here
 from tests.models.common import awake, images, stir
 
 KINDS = {
@@ -39,7 +42,7 @@ def tiny(**variant) -> Network:
     """One block: all operators that a network of its kind has."""
     torch.manual_seed(0)
     model = stir(awake(MobileNetV2(TINY, Variant(**variant), num_classes=4, in_chans=1)), 0.2)
-    taken = Input(1, 20, 1.0, [0.15], [0.25])
+    taken = Input(1, 20, 1.0, "bilinear", [0.15], [0.25])
     return Network("tiny.pt", model, 4, taken, Config(model=ModelConfig("tiny"), seed=7), list("abcd"))
 
 
@@ -90,7 +93,7 @@ def test_the_lowered_operator_is_the_operator(offsets, padding):
 
 def test_classes_without_names_are_numbers():
     network = replace(tiny(), classes=None)
-    assert json.loads(exporting.metadata(network)["classes"]) == ["0", "1", "2", "3"]
+    assert json.loads(metadata(network)["classes"]) == ["0", "1", "2", "3"]
 
 
 def test_an_export_leaves_the_memory_of_kernels_bounded():
@@ -117,6 +120,39 @@ def test_safetensors_come_back_as_they_were(tmp_path, monkeypatch, capsys):
     assert (before.classes, before.input, before.run) == (after.classes, after.input, after.run)
     for name, value in before.model.state_dict().items():
         assert torch.equal(value, after.model.state_dict()[name])
+
+
+PRIVATE = {"out": "/homes/me/out", "data": "/homes/me/photos", "model": "/homes/me/weights.pt"}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "onnx", "torch"])
+def test_an_export_tells_nothing_of_this_machine(kind, tmp_path):
+    """Neither the run's folders nor where the code is; the rest of its config is there."""
+    state = torch.load(write_checkpoint(tmp_path / "a.pt"), weights_only=True)
+    config = state["config"]
+    config["out"], config["data"]["root"], config["model"]["pretrained"] = PRIVATE.values()
+    write(tmp_path / "a.pt", state)
+    network = load_network(ModelConfig(pretrained=str(tmp_path / "a.pt")))
+    path = tmp_path / f"b{SUFFIXES[kind]}"
+    export(network, kind, path)
+    content = path.read_bytes()
+    code = [str(ROOT), str(Path(torch.__file__).parents[1])]
+    assert [folder for folder in ["/homes/me", *code] if folder.encode() in content] == []
+    assert b"deformed_fashion" in content
+    assert json.loads(metadata(network)["config"])["name"] is None
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_an_export_has_the_mode_of_any_new_file(mask, tmp_path):
+    network = load_network(ModelConfig(pretrained=str(write_checkpoint(tmp_path / "a.pt"))))
+    before = os.umask(mask)
+    try:
+        export(network, "safetensors", tmp_path / "b.safetensors")
+        (tmp_path / "plain").touch()
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode for name in ("b.safetensors", "plain")]
+    assert modes[0] == modes[1]
 
 
 @pytest.mark.parametrize("offset", [1.0, math.nan])

@@ -1,14 +1,27 @@
 """The parts of a run from its config: what is taken from a checkpoint, from the seed and from the options."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
+from safetensors.torch import save_file
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform, resolve_data_config
 from torch import nn
 
 from dkcls.config import Config, DataConfig, ModelConfig
+from dkcls.engine.build import build_dataset
 from dkcls.engine.checkpoint import write
 from dkcls.engine.distributed import World
+from dkcls.engine.errors import UserError
+from dkcls.engine.network import load_network
 from dkcls.tasks import classification, detection
+from dkcls.tasks.classification_eval import evaluation_data, figures_of
+from dkcls.tasks.predict import Predictor
 from tests.configs.test_configs import config_of
+from tests.data.common import make_folder
 from tests.detection.common import TINY
 from tests.engine.checkpoints import write_checkpoint
 
@@ -49,10 +62,94 @@ def test_a_checkpoint_says_how_images_are_normalised_and_how_large_they_are(chec
     torch.testing.assert_close(parts.task.images(batch), (batch.images / 255 - 0.4) / 0.3)
 
 
-def test_a_named_network_is_normalised_as_its_data(checkpoint):
+def test_a_named_network_is_normalised_as_its_weights_were(checkpoint):
     config = fine_tuned(checkpoint)
     config.model.name = "mobilenetv2_nano"
-    assert classification.build(config, CPU).facts["input"]["mean"] == [0.15]
+    taken = classification.build(config, CPU).facts["input"]
+    assert (taken["mean"], taken["std"], taken["image_size"]) == ([0.4], [0.3], 32)  # the size is the data's
+
+
+SIZE = 48
+LITE = "tf_efficientnet_lite0"  # timm: bicubic, mean and deviation 0.5
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Three classes of photographs, and random weights of `LITE` that say nothing."""
+    root = make_folder(tmp_path_factory.mktemp("photos"), train=6, val=6)
+    save_file(timm.create_model(LITE).state_dict(), root / "w.safetensors")
+    return root
+
+
+def on_photos(photos: Path, name: str | None, pretrained: str | None, **data) -> Config:
+    model = ModelConfig(name=name, pretrained=pretrained and str(photos / pretrained))
+    return Config(model=model, data=DataConfig(name="imagefolder", root=str(photos), image_size=SIZE, workers=0, **data))
+
+
+def validation_images(parts) -> torch.Tensor:
+    """As the network gets them before the first step."""
+    return parts.task.images(parts.val_set.load(np.arange(len(parts.val_set))).batch)
+
+
+def timms_images(photos: Path, **options) -> torch.Tensor:
+    transform = create_transform(SIZE, is_training=False, crop_pct=0.875, **options)
+    return torch.stack([transform(Image.open(path)) for path in sorted((photos / "val").rglob("*.jpg"))])
+
+
+def test_pretrained_weights_see_what_timm_would_show_them(photos):
+    """In training as in evaluation: within two levels of 255, each of which is 2 / 255 after division by 0.5."""
+    cfg = resolve_data_config(model=timm.create_model(LITE))
+    expected = timms_images(photos, interpolation=cfg["interpolation"], mean=cfg["mean"], std=cfg["std"])
+    parts = classification.build(on_photos(photos, LITE, "w.safetensors"), CPU)
+    assert (validation_images(parts) - expected).abs().max() <= 4.02 / 255
+    assert parts.train_set.transform.interpolation == "bicubic"
+    assert parts.facts["input"] == {
+        "channels": 3, "image_size": SIZE, "crop_ratio": 0.875, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3
+    }  # fmt: skip
+    network = load_network(ModelConfig(LITE, pretrained=str(photos / "w.safetensors")))
+    data = evaluation_data(network, on_photos(photos, None, None).data, ["data", "data.image_size"])
+    figures = figures_of(network, data, range(3), CPU)
+    batch = build_dataset(data, "val", 0).load(np.arange(6)).batch
+    assert torch.equal(figures.images(batch), validation_images(parts))
+
+
+def test_without_weights_the_recipe_says_how_images_are_made(photos):
+    """The same for all networks of a table: bilinear, and ImageNet's mean."""
+    parts = classification.build(on_photos(photos, LITE, None), CPU)
+    expected = timms_images(photos, interpolation="bilinear", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
+    assert (validation_images(parts) - expected).abs().max() <= 1.01 / 255 / min(IMAGENET_DEFAULT_STD)
+    assert parts.train_set.transform.interpolation == "bilinear"
+
+
+def test_what_is_asked_for_goes_before_what_the_weights_say(photos, caplog):
+    asked = {"mean": [0.3, 0.4, 0.2], "std": [0.25], "interpolation": "bilinear"}
+    with caplog.at_level("INFO", "dkcls"):
+        parts = classification.build(on_photos(photos, LITE, "w.safetensors", **asked), CPU)
+    expected = timms_images(photos, interpolation="bilinear", mean=(0.3, 0.4, 0.2), std=(0.25,) * 3)
+    assert (validation_images(parts) - expected).abs().max() <= 1.01 / 255 / 0.25
+    [line] = [record.getMessage() for record in caplog.records if "mean" in record.getMessage()]
+    assert line == "images: 3 x 48 x 48, crop_ratio 0.875, bilinear, mean [0.3, 0.4, 0.2], std [0.25, 0.25, 0.25]"
+
+
+def test_a_networks_card_says_how_its_images_are_resized(photos, tmp_path):
+    """Training from a checkpoint, its evaluation and its predictions follow it."""
+    parts = classification.build(on_photos(photos, "mobilenetv2_nano", None, interpolation="bicubic"), CPU)
+    write(tmp_path / "a.pt", {**parts.facts, "model": parts.model.state_dict(), "ema": None})
+    again = classification.build(on_photos(photos, None, str(tmp_path / "a.pt")), CPU)
+    expected = timms_images(photos, interpolation="bicubic", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
+    level = 2.01 / 255 / min(IMAGENET_DEFAULT_STD)
+    assert (validation_images(again) - expected).abs().max() <= level
+    network = load_network(ModelConfig(pretrained=str(tmp_path / "a.pt")))
+    assert evaluation_data(network, DataConfig(name="tar"), []).interpolation == "bicubic"
+    seen = []
+    network.model.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
+    list(Predictor(network, CPU.device)([str(path) for path in sorted((photos / "val").rglob("*.jpg"))]))
+    assert (seen[0] - expected).abs().max() <= level
+
+
+def test_an_unknown_tag_of_timms_is_named(photos):
+    with pytest.raises(UserError, match=r"model.name: Invalid pretrained tag \(best\) for resnet18"):
+        classification.build(on_photos(photos, "resnet18.best", "w.safetensors"), CPU)
 
 
 def test_another_seed_is_another_classifier():
@@ -109,3 +206,13 @@ def test_a_detector_normalises_as_its_backbone_was_trained(checkpoint):
     assert (parts.model.transform.image_mean, parts.model.transform.image_std) == ([0.4], [0.3])
     assert (parts.facts["input"]["mean"], parts.facts["input"]["std"]) == ([0.4], [0.3])
     assert detector_of().model.transform.image_mean == [0.15]
+    asked = detector_of(f"model.pretrained={checkpoint}", "model.spatial=rigid", "data.mean=[0.2]", "data.std=[0.1]")
+    assert (asked.model.transform.image_mean, asked.model.transform.image_std) == ([0.2], [0.1])
+
+
+def test_a_detector_on_weights_of_timms_normalises_as_timm_does(photos):
+    """Grey images: the mean of the three channels."""
+    weights = ("model.name=" + LITE, "model.spatial=null", f"model.pretrained={photos}/w.safetensors", "model.scope=null")
+    parts = detector_of(*weights, "model.depthwise_gain=null")
+    assert (parts.model.transform.image_mean, parts.model.transform.image_std) == ([0.5], [0.5])
+    assert (parts.facts["input"]["mean"], parts.facts["input"]["interpolation"]) == ([0.5], "bilinear")
