@@ -44,9 +44,10 @@ def check_input(input: Tensor, geometry: Geometry) -> None:
         raise ValueError(f"input must be [N, C, H, W], got {list(input.shape)}")
     if not input.is_floating_point():
         raise ValueError(f"input must be floating point, got {input.dtype}")
-    if 0 in input.shape[2:]:
+    height, width = input.shape[2], input.shape[3]
+    if height == 0 or width == 0:
         raise ValueError(f"input must have at least one row and one column, got {list(input.shape)}")
-    ho, wo = geometry.output_size(input.shape[2], input.shape[3])
+    ho, wo = geometry.output_size(height, width)
     if ho < 1 or wo < 1:
         raise ValueError(
             f"input of {list(input.shape[2:])} is too small for kernel_size {geometry.kernel_size}, padding {geometry.padding} "

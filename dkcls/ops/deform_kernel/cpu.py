@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.ops.checks import widen
 from dkcls.ops.geometry import Geometry, tap_grid
 
 # Backward is cut into groups of images, at most MAX_GROUPS, whose weight gradients take at most 1 / GROUP_MEMORY of an input
@@ -125,10 +124,10 @@ def _hashable(geometry: Geometry) -> Geometry:
     return Geometry(tuple(size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), "")
 
 
-def _densify(x: Tensor, *others: Tensor | None) -> list[Any]:
+def _densify(x: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any]:
     """Float32; x channels last, the weight contiguous, the offsets as they are."""
-    x, weight, *offsets = widen(x.dtype, x, *others)
-    return [x.contiguous(memory_format=torch.channels_last), weight.contiguous(), *offsets]
+    x = x.float().contiguous(memory_format=torch.channels_last)
+    return [x, weight.float().contiguous(), *(None if o is None else o.float() for o in offsets)]
 
 
 def _arguments(x: Tensor, weight: Tensor, *offsets: Tensor | None) -> list[Any]:
