@@ -1,5 +1,6 @@
 """Every config composes, and every experiment is the paper's row that it is named after."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,19 @@ def test_dry_run(experiment, monkeypatch, tmp_path, capsys):
         assert f"{rows[experiment].parameters:,}\n" in said
     assert "end of warm-up" in said
     assert list(Path(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("data.mean=[0.5,0.5]", "data.mean must be one number or three, from 0 to 1, or null, got [0.5, 0.5]"),
+        ("data.mean=[123.7]", "data.mean must be one number or three, from 0 to 1, or null, got [123.7]"),
+        ("data.mean=[]", "data.mean must be one number or three, from 0 to 1, or null, got []"),
+        ("data.std=[0.2,0.2,0]", "data.std must be above 0, got [0.2, 0.2, 0.0]"),
+        ("data.interpolation=nearest", "data.interpolation must be bilinear, bicubic or null, got 'nearest'"),
+        ("data.bad_rows=keep", "data.bad_rows must be stop, skip or null, got 'keep'"),
+    ],
+)
+def test_wrong_values_of_the_data_are_named(override, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        config_of(override)

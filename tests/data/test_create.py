@@ -12,6 +12,7 @@ from PIL import Image
 
 from dkcls.data import DATASETS, create_dataset, create_loader
 from dkcls.data.create import DETECTION_SETS
+from dkcls.data.normalize import for_channels
 from tests.data.test_tar import packed
 
 IMAGE_SETS = [name for name in DATASETS if name not in DETECTION_SETS]  # the others have tests of their own
@@ -183,3 +184,9 @@ def test_synthetic_images_tell_their_class():
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         create_dataset(**arguments)
+
+
+def test_one_number_per_channel():
+    assert for_channels((0.25, 0.5, 0.75), 3) == [0.25, 0.5, 0.75]
+    assert for_channels((0.25, 0.5, 0.9), 1) == [pytest.approx(0.55)]
+    assert for_channels([0.4], 3) == [0.4] * 3

@@ -13,7 +13,7 @@ from dkcls.engine.checkpoint import write
 from dkcls.engine.distributed import World
 from dkcls.engine.errors import UserError
 from dkcls.engine.network import load_network
-from dkcls.tasks import detection, evaluate_checkpoint
+from dkcls.tasks import classification_eval, detection, detection_eval, evaluate_checkpoint
 from dkcls.tasks.classification_eval import outputs_of
 from dkcls.tasks.evaluation import data_of
 from dkcls.tasks.predict import Predictor
@@ -139,6 +139,34 @@ def test_outputs_by_the_names_of_classes():
         outputs_of(network_of(1000), ["cat", "n01440764"])
     with pytest.raises(UserError, match=r"w\.pt has no class cat: its 2 classes are a, b"):
         outputs_of(network_of(2, ["a", "b"]), ["cat", "a"])
+
+
+@pytest.mark.parametrize("task", ["classification", "detection"])
+def test_an_evaluation_is_normalised_as_asked_or_as_the_network_was(task, checkpoint, tmp_path, monkeypatch):
+    """The deviation is the network's own."""
+    if task == "detection":
+        parts = detection.build(config_of(*TINY, "data.workers=0"), CPU)
+        write(checkpoint := tmp_path / "a.pt", {**parts.facts, "model": parts.model.state_dict(), "ema": None})
+    seen = []
+
+    def look(dataset, data, task, model, *rest):
+        normalize = getattr(task, "normalize", None)
+        if normalize is None:
+            seen.append((model.transform.image_mean, model.transform.image_std))
+        else:  # of black and white
+            shift, scale = normalize.shift.flatten(), normalize.scale.flatten()
+            seen.append(((-shift / scale / 255).tolist(), (1 / scale / 255).tolist()))
+        return {}
+
+    for module in (classification_eval, detection_eval):
+        monkeypatch.setattr(module, "evaluate_on", look)
+    asked = EvalConfig(data=DataConfig(mean=[0.3]))
+    for overrides in ([], ["data.mean=[0.3]"]):
+        evaluate_checkpoint(str(checkpoint), asked, overrides, CPU)
+    (own, std), (given, same) = seen
+    assert own == pytest.approx([0.15] if task == "detection" else [0.485, 0.456, 0.406])
+    assert given == pytest.approx([0.3] * len(own))
+    assert std == same == pytest.approx([0.25] if task == "detection" else [0.229, 0.224, 0.225])
 
 
 def test_a_detector_is_not_evaluated_on_other_classes(tmp_path):
