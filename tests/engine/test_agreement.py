@@ -45,13 +45,17 @@ def settle(model: nn.Module, images: torch.Tensor) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", ["resnet50", "mobilenetv2_100"])
-def test_logits_are_timms(name, folder, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "interpolation", "levels", "error_in_mean"),
+    [("resnet50", "bicubic", 2, 0.02), ("mobilenetv2_100", "bicubic", 2, 0.02), ("mobilenetv2_100", "bilinear", 1, 0.01)],
+)
+def test_logits_are_timms(name, interpolation, levels, error_in_mean, folder, tmp_path):
+    """As its weights want it, bicubic; and bilinear, which torch rounds as PIL does but for one level."""
     options = {"input_size": (3, SIZE, SIZE), "batch_size": IMAGES, "use_prefetcher": False, "num_workers": 0}
     files, model = create_dataset("", root=folder / "val"), create(name)
     cfg = resolve_data_config(model=model)
     assert cfg["interpolation"] == "bicubic"
-    options |= {key: cfg[key] for key in ("interpolation", "mean", "std")}
+    options |= {key: cfg[key] for key in ("mean", "std")} | {"interpolation": interpolation}
     [(theirs, targets)] = create_loader(files, is_training=False, crop_pct=0.875, **options)
     settle(model, theirs)
     with torch.no_grad():
@@ -59,8 +63,9 @@ def test_logits_are_timms(name, folder, tmp_path):
     save_file(model.state_dict(), tmp_path / "w.safetensors")
 
     network = load_network(ModelConfig(name=name, pretrained=str(tmp_path / "w.safetensors")))
-    asked = DataConfig(name="imagefolder", root=str(folder), image_size=SIZE, workers=0)
-    data = evaluation_data(network, asked, ["data=imagenet", "data.image_size", "data.crop_ratio"])
+    asked = DataConfig(name="imagefolder", root=str(folder), image_size=SIZE, workers=0, interpolation=interpolation)
+    given = ["data.interpolation"] if interpolation == "bilinear" else []
+    data = evaluation_data(network, asked, ["data=imagenet", "data.image_size", "data.crop_ratio", *given])
     dataset = build_dataset(data, "val", 0)
     assert outputs_of(network, dataset.class_names) == [0, 1, 207]
     task = Figures(network.input.mean, network.input.std, 3, torch.device("cpu"), outputs=range(1000))
@@ -73,12 +78,12 @@ def test_logits_are_timms(name, folder, tmp_path):
     assert torch.equal(batch.targets, targets)
     level = 1 / (255 * torch.tensor(network.input.std)).view(3, 1, 1)
     differs = (ours - theirs).abs() > 0.01 * level
-    assert ((ours - theirs).abs() <= 2.01 * level).all()  # two levels of 255,
+    assert ((ours - theirs).abs() <= (levels + 0.01) * level).all()  # of 255,
     assert ((ours - theirs).abs() > 1.01 * level).float().mean() < 1e-4  # nearly always one,
     assert 0 < differs.float().mean() < 0.01  # in few pixels
     spread, error = expected.std(0).mean(), (got - expected).abs()
     assert error.max() < 0.2 * spread
-    assert error.mean() < 0.02 * spread
+    assert error.mean() < error_in_mean * spread
     assert torch.equal(got.argmax(1), expected.argmax(1))
     assert expected.argmax(1).unique().numel() > IMAGES // 2
 
