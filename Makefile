@@ -14,7 +14,7 @@ setup: .venv/installed  ## make .venv and install everything into it, once
 .venv/installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -r requirements.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -r requirements.txt -e '.[dev]'
 	touch $@
 
 train: setup  ## set up, then train the embedded default: minutes on a CPU; ARGS="model.scope=5" to change it

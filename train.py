@@ -11,7 +11,6 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from dkcls.analysis.curves import plot_curves
 from dkcls.config import asks_for_nothing, register, run_name, to_config
 from dkcls.engine import cli
 from dkcls.engine.run import print_table
@@ -33,6 +32,8 @@ def main(composed: DictConfig) -> None:
 
 
 def show(result: dict[str, Any], run: str) -> None:
+    from dkcls.analysis.curves import plot_curves  # here, because it takes a second
+
     curves = plot_curves(f"{run}/metrics.jsonl", f"{run}/curves.png")
     figures = {name.replace("_", " "): value for name, value in result.items() if name != "name"}
     rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}") for name, value in figures.items()]

@@ -89,7 +89,7 @@ def attempt(words: list[str]) -> list[str]:
         signal.alarm(0)
         sys.argv = argv
         setattr(tasks, "train", train)  # noqa: B010
-    text = said.getvalue()
+    text = "".join(line for line in said.getvalue().splitlines(keepends=True) if not line.startswith("quickstart: "))
     if "Traceback" in text:
         return [f"a traceback: {text[-1500:]}"]
     if code == 0:

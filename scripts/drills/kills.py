@@ -36,7 +36,7 @@ def kill(lab: Lab) -> Row:
     row = Row("kill -9 of the process, at random moments of its life and within saves and evaluations")
     overrides = SHORT if lab.short else ("schedule.epochs=20",)
     expected, runs = lab.expected(*overrides), 0
-    while row.tried < lab.many(100, 5):
+    while row.tried < lab.many(100, 3):
         folder = lab.folder / f"kill{runs}"
         process = _start_to_kill(lab, row.tried, folder, *overrides)
         if process.alive() or process.code == -signal.SIGKILL:

@@ -27,7 +27,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.slow
 def test_all_figures(monkeypatch, tmp_path, capsys, checkpoints):
     given = f"checkpoint=[{','.join(map(str, checkpoints.values()))}]"
-    assert run_here(monkeypatch, tmp_path, given, "output=figures", "images=30", script="scripts/plot_figures.py") == 0
+    assert run_here(monkeypatch, tmp_path, given, "output=figures", "images=16", script="scripts/plot_figures.py") == 0
     pictures = {path.name: Image.open(path) for path in (tmp_path / "figures").iterdir()}
     assert sorted(pictures) == ["deformations.png", "dynamics.png", "radius.png", "sizes.png", "taps.png"]
     for picture in pictures.values():

@@ -140,7 +140,13 @@ def test_names():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(  # finetune needs a checkpoint, detectors need boxes: tests/detection
-    "experiment", [name for name in EXPERIMENTS if name != "finetune" and not name.startswith("det_")]
+    "experiment",
+    [
+        # The largest networks take a step in tests/models as well.
+        pytest.param(name, marks=[pytest.mark.long] if "point2" in name or "cond" in name else [])
+        for name in EXPERIMENTS
+        if name != "finetune" and not name.startswith("det_")
+    ],
 )
 def test_dry_run(experiment, monkeypatch, tmp_path, capsys):
     """Builds all, runs a step on tiny images, tells parameters and milestones, and writes nothing."""

@@ -67,7 +67,7 @@ def test_losses_and_evaluations_are_those_of_one_rank(runs, other):
             assert (one["top1"], one["top5"], one["images"]) == (two["top1"], two["top5"], two["images"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hosts_are_two_ranks(runs, tmp_path):
     """Two torchrun agents that meet over TCP, with a rank each, as on two machines."""
     with socket.socket() as free:

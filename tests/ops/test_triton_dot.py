@@ -112,7 +112,7 @@ def test_compiles_without_spills_or_atomics(arch, spec):
     ("dtype", "arch"),
     [
         (torch.float16, "sm_80"),
-        (torch.bfloat16, "sm_90"),
+        pytest.param(torch.bfloat16, "sm_90", marks=pytest.mark.long),
         pytest.param(torch.float16, "sm_90", marks=pytest.mark.long),
         pytest.param(torch.bfloat16, "sm_80", marks=pytest.mark.long),
     ],

@@ -160,13 +160,13 @@ def test_an_evaluation_is_normalised_as_asked_or_as_the_network_was(task, checkp
 
     for module in (classification_eval, detection_eval):
         monkeypatch.setattr(module, "evaluate_on", look)
-    asked = EvalConfig(data=DataConfig(mean=[0.3]))
-    for overrides in ([], ["data.mean=[0.3]"]):
+    other = EvalConfig(data=DataConfig(mean=[0.3]))
+    for asked, overrides in ((EvalConfig(), []), (other, []), (other, ["data.mean=[0.3]"])):
         evaluate_checkpoint(str(checkpoint), asked, overrides, CPU)
-    (own, std), (given, same) = seen
+    (own, std), *others = seen
     assert own == pytest.approx([0.15] if task == "detection" else [0.485, 0.456, 0.406])
-    assert given == pytest.approx([0.3] * len(own))
-    assert std == same == pytest.approx([0.25] if task == "detection" else [0.229, 0.224, 0.225])
+    assert [given for given, _ in others] == [pytest.approx([0.3] * len(own))] * 2
+    assert [std, *(same for _, same in others)] == [pytest.approx([0.25] if task == "detection" else [0.229, 0.224, 0.225])] * 3
 
 
 def test_a_detector_is_not_evaluated_on_other_classes(tmp_path):
