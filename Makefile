@@ -3,6 +3,9 @@ BIN := .venv/bin
 JOBS ?= auto
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup
 
+# The first import of a module keeps its bytecode; pip, which would do so for all of them, takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup train eval test test-all quick mutants lint drill gpu-check bench report clean
 
