@@ -145,7 +145,7 @@ def test_a_picture_of_detections(finished, monkeypatch):
     )  # boxes on grey
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_comparison_from_training_to_tables(monkeypatch, tmp_path, capsys):
     classifiers = tmp_path / "classifiers"
     for name, spatial in (("rigid", "rigid"), ("local4", "local_dk"), ("dcn", "dcn")):

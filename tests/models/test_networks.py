@@ -101,7 +101,13 @@ def test_fx_features_are_the_networks(variant):
         assert torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("name", ["resnet50_dw_cond_local4", "resnet50_dw_dcn_local4", "mobilenetv2_100_dcn_local4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mobilenetv2_100_dcn_local4",
+        *(pytest.param(f"resnet50_dw_{kind}_local4", marks=pytest.mark.long) for kind in ("cond", "dcn")),
+    ],
+)
 def test_fx_features_of_the_papers_networks(name):
     with torch.device("meta"):
         model = timm.create_model(name, features_only=True, feature_cls="fx")

@@ -238,7 +238,7 @@ ONE_CALL = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiling_is_announced_and_cached_until_a_source_changes(tmp_path):
     """In a copy of the package, so that one of the files can be changed that a kernel is made of."""
     package = copytree(Path(dkcls.__file__).parent, tmp_path / "dkcls", ignore=lambda *_: ["__pycache__"])
