@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dkcls.detection.detector import Detector
 from tests.detection.common import TINY, write_coco
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.common import ROOT, SMALL, last_state, metric_lines, on_ranks, run_here, run_ranks, same_bits
@@ -93,6 +94,21 @@ def test_ranks_evaluate_as_one_process(finished, tmp_path):
     assert figures[1]["images"] == 14
     result = json.loads((finished / "runs/tiny/result.json").read_text())
     assert figures[1]["map"] == pytest.approx(result["best_map"])
+
+
+def test_a_detector_trains_in_half_precision(monkeypatch, tmp_path):
+    """As the COCO recipe has it where the device does."""
+    given = []
+    forward = Detector.forward
+
+    def watched(self, *arguments):
+        self.backbone.fpn.register_forward_hook(lambda module, args, out: given.append(out["0"].dtype))
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Detector, "forward", watched)
+    assert run_here(monkeypatch, tmp_path, *TINY, "train.precision=bf16", "schedule.epochs=1", "schedule.warmup_epochs=0") == 0
+    assert set(given) == {torch.bfloat16}
+    assert all(value.isfinite().all() for value in last_state(tmp_path, "tiny")["model"].values())
 
 
 def test_two_ranks_train(tmp_path):
