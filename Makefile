@@ -31,7 +31,7 @@ lint: setup  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint  ## set up, then ruff, mypy and every test that CI runs: 10 minutes on two cores
+test: lint  ## set up, then ruff, mypy and every test that CI runs: 13 minutes on two cores
 	$(PYTEST) --durations=20 -m "not interpreter and not long"
 	TRITON_INTERPRET=1 $(PYTEST) --durations=20 -m "interpreter and not long"
 
