@@ -140,8 +140,10 @@ def _words(values: dict[str, Any]) -> str:
 
 
 def reset_peak_memory(device: torch.device) -> None:
+    """Let `peak_memory` count from here."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        return
     with suppress(OSError):  # a system without it: the peak is that of the process's whole life
         Path("/proc/self/clear_refs").write_text("5")
 

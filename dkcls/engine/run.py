@@ -157,7 +157,7 @@ def dry_run(trainer: Trainer) -> None:
 
 
 class StepCost(NamedTuple):
-    """What a step of the whole batch takes on this rank: seconds, and of these loading, in one process; bytes of memory."""
+    """Cost of a step of the whole batch on a rank: seconds, seconds of loading in one process, bytes of memory."""
 
     seconds: float
     loading: float

@@ -36,7 +36,7 @@ def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: 
 
 
 def evaluation_data(network: Network, asked: DataConfig, overrides: Iterable[str]) -> DataConfig:
-    """As `data_of`, made into what the network takes, unless the command line gives other values."""
+    """Return `data_of` with what the network takes, unless the command line gives other values."""
     taken = {key: getattr(network.input, key) for key in ("image_size", "crop_ratio", "interpolation", "mean", "std")}
     return data_of(network.run.data if network.classes is not None else None, asked, overrides, **taken)
 

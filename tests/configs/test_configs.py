@@ -48,7 +48,7 @@ def test_every_file_of_every_group_composes(choice):
 
 
 def composed_by_train(monkeypatch, folder, capsys, *words):
-    """What train.py would train, as Hydra prints it, and what it says besides."""
+    """Return what train.py would train, as Hydra prints it, and what it says besides."""
     assert run_here(monkeypatch, folder, "--cfg", "job", *words, script=str(ROOT / "train.py")) == 0
     said = capsys.readouterr()
     return dict(flat(yaml.safe_load(said.out))), said.err

@@ -97,7 +97,7 @@ def test_ranks_evaluate_as_one_process(finished, tmp_path):
 
 
 def test_a_detector_trains_in_half_precision(monkeypatch, tmp_path):
-    """As the COCO recipe has it where the device does."""
+    """The COCO recipe asks for it where the device has it."""
     given = []
     forward = Detector.forward
 

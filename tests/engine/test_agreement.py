@@ -50,7 +50,7 @@ def settle(model: nn.Module, images: torch.Tensor) -> nn.Module:
     [("resnet50", "bicubic", 2, 0.02), ("mobilenetv2_100", "bicubic", 2, 0.02), ("mobilenetv2_100", "bilinear", 1, 0.01)],
 )
 def test_logits_are_timms(name, interpolation, levels, error_in_mean, folder, tmp_path):
-    """As its weights want it, bicubic; and bilinear, which torch rounds as PIL does but for one level."""
+    """Bicubic is what the weights want; torch rounds bilinear resizing as PIL does but for one level."""
     options = {"input_size": (3, SIZE, SIZE), "batch_size": IMAGES, "use_prefetcher": False, "num_workers": 0}
     files, model = create_dataset("", root=folder / "val"), create(name)
     cfg = resolve_data_config(model=model)
