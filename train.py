@@ -36,9 +36,15 @@ def show(result: dict[str, Any], run: str) -> None:
 
     curves = plot_curves(f"{run}/metrics.jsonl", f"{run}/curves.png")
     figures = {name.replace("_", " "): value for name, value in result.items() if name != "name"}
-    rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}") for name, value in figures.items()]
+    rows = [
+        (name, f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+        for name, value in figures.items()
+    ]
     rows += [("checkpoints", f"{run}/best.pt, {run}/last.pt"), ("curves", str(curves))]
-    rows += [("TensorBoard", f"tensorboard --logdir {run}"), ("evaluate", f"python eval.py checkpoint={run}/best.pt")]
+    rows += [
+        ("TensorBoard", f"tensorboard --logdir {run}"),
+        ("evaluate", f"python eval.py checkpoint={run}/best.pt"),
+    ]
     print_table(result["name"], rows)
 
 
@@ -46,7 +52,10 @@ def use_quickstart() -> None:
     sys.argv.append("experiment=quickstart")
     if os.environ.get("RANK", "0") == "0" and not {"-h", "--help"} & set(sys.argv):
         asks = "experiment=, model= or data="
-        print(f"quickstart: a small network on the embedded data, since no {asks} is given", file=sys.stderr)
+        print(
+            f"quickstart: a small network on the embedded data, since no {asks} is given",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -32,10 +32,16 @@ ASKS = ("experiment", "model", "model.name", "model.pretrained", "data", "data.n
 class ModelConfig:
     """A network by its name in timm. What is null is left to the network's own default."""
 
-    name: str | None = None  # ours: resnet50_dw, mobilenetv2_dw, mobilenetv2_nano; any of timm's; null: the checkpoint's
-    pretrained: str | None = None  # a checkpoint or .safetensors to start from; rigid weights fit DK networks too
+    name: str | None = (
+        None  # ours: resnet50_dw, mobilenetv2_dw, mobilenetv2_nano; any of timm's; null: the checkpoint's
+    )
+    pretrained: str | None = (
+        None  # a checkpoint or .safetensors to start from; rigid weights fit DK networks too
+    )
     freeze: Any = None  # "backbone", all but the classifier; or the beginnings of names: [conv_stem,bn1,blocks.0]
-    spatial: str | None = None  # depthwise: rigid, static, global_dk, local_dk, dcn, dcn_local_dk, cond
+    spatial: str | None = (
+        None  # depthwise: rigid, static, global_dk, local_dk, dcn, dcn_local_dk, cond
+    )
     pointwise: str | None = None  # 1x1: rigid, global_dk, cond
     scope: int | None = None  # of the depthwise deformable kernels
     pointwise_scope: int | None = None
@@ -46,11 +52,17 @@ class ModelConfig:
     depthwise_gain: float | None = None  # scales the initial depthwise weights
     drop_rate: float | None = None  # dropout before the classifier
     drop_path_rate: float | None = None  # stochastic depth
-    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of timm.create_model, as +model.kwargs.NAME=VALUE
+    kwargs: dict[str, Any] = field(
+        default_factory=dict
+    )  # further arguments of timm.create_model, as +model.kwargs.NAME=VALUE
 
     def arguments(self) -> dict[str, Any]:
         """Of timm.create_model."""
-        named = {key: value for key, value in vars(self).items() if key not in ("name", "pretrained", "freeze", "kwargs")}
+        named = {
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("name", "pretrained", "freeze", "kwargs")
+        }
         return {key: value for key, value in named.items() if value is not None} | self.kwargs
 
 
@@ -58,29 +70,45 @@ class ModelConfig:
 class DataConfig:
     """A data set and what is done to its images."""
 
-    name: str | None = None  # imagefolder, tar, deformed_fashion, synthetic, cifar10, cifar100, fashion_mnist
+    name: str | None = (
+        None  # imagefolder, tar, deformed_fashion, synthetic, cifar10, cifar100, fashion_mnist
+    )
     root: str | None = None  # the folder with train/ and val/; the embedded sets have none
     image_size: int | None = None  # pixels; null: the set's own (ImageNet: 224)
     crop_ratio: float = 0.875  # evaluation: the part of the shorter side that the centre crop keeps
-    interpolation: str | None = None  # of resizing: bilinear, bicubic; null: as the pretrained weights have it, else bilinear
-    mean: list[float] | None = None  # of the channels, from 0 to 1; null: the pretrained weights', else the data set's
+    interpolation: str | None = (
+        None  # of resizing: bilinear, bicubic; null: as the pretrained weights have it, else bilinear
+    )
+    mean: list[float] | None = (
+        None  # of the channels, from 0 to 1; null: the pretrained weights', else the data set's
+    )
     std: list[float] | None = None  # what is divided by once the mean is subtracted; null: likewise
-    scale: list[float] = field(default_factory=lambda: [0.08, 1.0])  # training: share of the area that a crop has
-    ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])  # training: aspect ratio of a crop
+    scale: list[float] = field(
+        default_factory=lambda: [0.08, 1.0]
+    )  # training: share of the area that a crop has
+    ratio: list[float] = field(
+        default_factory=lambda: [3 / 4, 4 / 3]
+    )  # training: aspect ratio of a crop
     hflip: float = 0.5  # training: probability
     color_jitter: float = 0.4  # training: brightness, contrast and saturation by up to this share
     rand_augment: str | None = None  # timm's notation, such as rand-m9-mstd0.5
     erase_prob: float = 0.0  # random erasing
     mixup: float = 0.0  # alpha; 0: off
     cutmix: float = 0.0  # alpha; 0: off
-    object_scale: list[float] | None = None  # deformed_*: sizes of an object, of its own; deformed_fashion: [0.4,1.1]
+    object_scale: list[float] | None = (
+        None  # deformed_*: sizes of an object, of its own; deformed_fashion: [0.4,1.1]
+    )
     object_rotation: list[float] | None = None  # deformed_*: degrees, [-60,60]
     noise: float | None = None  # deformed_*: standard deviation, 0.1
     clutter: int | None = None  # deformed_fashion: patches of other objects, 0
     objects: list[int] | None = None  # deformed_detection: how many at least and at most
-    length: int | None = None  # how many images: synthetic 1281167; deformed_*: the first so many of a split
+    length: int | None = (
+        None  # how many images: synthetic 1281167; deformed_*: the first so many of a split
+    )
     num_classes: int | None = None  # synthetic: 1000
-    bad_rows: str | None = None  # coco: rows of the annotations that cannot be used: stop (null), or skip them
+    bad_rows: str | None = (
+        None  # coco: rows of the annotations that cannot be used: stop (null), or skip them
+    )
     download: bool = False  # torchvision's sets
     workers: int = 4  # processes per rank; 0: load in the training process
     prefetch: int = 2  # batches ahead per worker
@@ -89,27 +117,62 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _check("data.workers", self.workers, self.workers >= 0, "at least 0")
-        _check("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "above 0 and at most 1")
+        _check(
+            "data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "above 0 and at most 1"
+        )
         filters, rules = (None, "bilinear", "bicubic"), (None, "stop", "skip")
-        _check("data.interpolation", self.interpolation, self.interpolation in filters, "bilinear, bicubic or null")
+        _check(
+            "data.interpolation",
+            self.interpolation,
+            self.interpolation in filters,
+            "bilinear, bicubic or null",
+        )
         _check("data.bad_rows", self.bad_rows, self.bad_rows in rules, "stop, skip or null")
         for key, values in (("mean", self.mean), ("std", self.std)):
-            good = values is None or (len(values) in (1, 3) and min(values) >= 0 and max(values) <= 1)
+            good = values is None or (
+                len(values) in (1, 3) and min(values) >= 0 and max(values) <= 1
+            )
             _check(f"data.{key}", values, good, "one number or three, from 0 to 1, or null")
         _check("data.std", self.std, self.std is None or min(self.std) > 0, "above 0")
         for key, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
             _check(f"data.{key}", alpha, alpha >= 0, "at least 0")
         for key, pair in (("scale", self.scale), ("ratio", self.ratio)):
-            _check(f"data.{key}", pair, len(pair) == 2 and 0 < pair[0] <= pair[1], "two numbers, [low,high], above 0")
+            _check(
+                f"data.{key}",
+                pair,
+                len(pair) == 2 and 0 < pair[0] <= pair[1],
+                "two numbers, [low,high], above 0",
+            )
 
     def dataset_arguments(self) -> dict[str, Any]:
         """Of `create_dataset`, but for the split."""
         names = (
-            *("name", "root", "image_size", "crop_ratio", "hflip", "color_jitter", "rand_augment", "erase_prob", "download"),
+            *(
+                "name",
+                "root",
+                "image_size",
+                "crop_ratio",
+                "hflip",
+                "color_jitter",
+                "rand_augment",
+                "erase_prob",
+                "download",
+            ),
             *("interpolation", "mean", "std"),
         )
-        of_one_set = ("object_scale", "object_rotation", "noise", "clutter", "objects", "length", "num_classes", "bad_rows")
-        given = {name: getattr(self, name) for name in of_one_set if getattr(self, name) is not None}
+        of_one_set = (
+            "object_scale",
+            "object_rotation",
+            "noise",
+            "clutter",
+            "objects",
+            "length",
+            "num_classes",
+            "bad_rows",
+        )
+        given = {
+            name: getattr(self, name) for name in of_one_set if getattr(self, name) is not None
+        }
         pairs = {"scale": (self.scale[0], self.scale[1]), "ratio": (self.ratio[0], self.ratio[1])}
         return {name: getattr(self, name) for name in names} | pairs | given
 
@@ -120,8 +183,12 @@ class OptimConfig:
 
     lr: float | None = None  # null: base_lr * train.batch_size / 256
     base_lr: float = 0.1
-    generator_lr: float = 0.01  # multiplier of the learning rate of all offset generators (DK and DCN)
-    backbone_lr: float = 1.0  # multiplier of the learning rate of all but the classifier, generators among them
+    generator_lr: float = (
+        0.01  # multiplier of the learning rate of all offset generators (DK and DCN)
+    )
+    backbone_lr: float = (
+        1.0  # multiplier of the learning rate of all but the classifier, generators among them
+    )
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 4e-5
@@ -150,15 +217,32 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         _check("schedule.epochs", self.epochs, self.epochs >= 1, "at least 1")
-        _check("schedule.warmup_epochs", self.warmup_epochs, 0 <= self.warmup_epochs < self.epochs, "from 0 to below epochs")
-        _check("schedule.warmup_steps", self.warmup_steps, self.warmup_steps is None or self.warmup_steps >= 0, "at least 0")
+        _check(
+            "schedule.warmup_epochs",
+            self.warmup_epochs,
+            0 <= self.warmup_epochs < self.epochs,
+            "from 0 to below epochs",
+        )
+        _check(
+            "schedule.warmup_steps",
+            self.warmup_steps,
+            self.warmup_steps is None or self.warmup_steps >= 0,
+            "at least 0",
+        )
         _check("schedule.decay", self.decay, self.decay in ("cosine", "drops"), "cosine or drops")
-        _check("schedule.drop_epochs", self.drop_epochs, self.drop_epochs == sorted(self.drop_epochs), "in their order")
+        _check(
+            "schedule.drop_epochs",
+            self.drop_epochs,
+            self.drop_epochs == sorted(self.drop_epochs),
+            "in their order",
+        )
 
     def steps(self, per_epoch: int) -> tuple[int, int]:
         """In all, and of warm-up."""
         total = self.epochs * per_epoch
-        return total, round(self.warmup_epochs * per_epoch) if self.warmup_steps is None else min(self.warmup_steps, total - 1)
+        return total, round(self.warmup_epochs * per_epoch) if self.warmup_steps is None else min(
+            self.warmup_steps, total - 1
+        )
 
     def drops(self, per_epoch: int) -> list[int] | None:
         """The steps of the drops, None if there are none by design."""
@@ -171,10 +255,14 @@ class TrainConfig:
 
     batch_size: int = 256  # over all ranks and accumulation steps
     accumulation: int = 1  # steps of forward and backward per optimiser step
-    eval_batch_size: int | None = None  # per rank; null: as many images as a training step has on a rank
+    eval_batch_size: int | None = (
+        None  # per rank; null: as many images as a training step has on a rank
+    )
     eval_every: int = 1  # epochs
     label_smoothing: float = 0.0
-    ema_decay: float | None = None  # of an exponential moving average of the weights, such as 0.9999
+    ema_decay: float | None = (
+        None  # of an exponential moving average of the weights, such as 0.9999
+    )
     precision: str = "fp32"  # fp32, bf16, fp16 (with loss scaling); auto: bf16 where the device has it, else fp32
     channels_last: bool = True
     compile: bool = False  # torch.compile
@@ -182,9 +270,13 @@ class TrainConfig:
     freeze_bn: bool = False  # batch norm in evaluation mode throughout
     deterministic: bool = False  # only deterministic algorithms, on CUDA too; on the CPU runs repeat to the bit anyway
     device: str = "auto"  # auto, cpu, cuda
-    checkpoint_every: int = 0  # steps between checkpoints, besides those at the end of every epoch; 0: none
+    checkpoint_every: int = (
+        0  # steps between checkpoints, besides those at the end of every epoch; 0: none
+    )
     keep: int = 2  # how many of the newest checkpoints are kept, besides the best
-    max_bad_steps: int = 20  # steps in a row that may be skipped for a loss or gradient that is not finite
+    max_bad_steps: int = (
+        20  # steps in a row that may be skipped for a loss or gradient that is not finite
+    )
     on_save_error: str = "stop"  # when a checkpoint cannot be written, a full disk: stop, continue
     timeout: float = 600.0  # seconds that a rank waits for the others
     dry_run: bool = False  # build everything, run one step, say what the whole run would take, stop
@@ -193,10 +285,30 @@ class TrainConfig:
         for key in ("batch_size", "accumulation", "eval_every", "keep"):
             _check(f"train.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
         check_device("train.", self.device)
-        _check("train.precision", self.precision, self.precision in (*PRECISIONS, "auto"), f"{', '.join(PRECISIONS)} or auto")
-        _check("train.on_save_error", self.on_save_error, self.on_save_error in ("stop", "continue"), "stop or continue")
-        _check("train.label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 1, "from 0 to below 1")
-        _check("train.ema_decay", self.ema_decay, self.ema_decay is None or 0 < self.ema_decay < 1, "between 0 and 1")
+        _check(
+            "train.precision",
+            self.precision,
+            self.precision in (*PRECISIONS, "auto"),
+            f"{', '.join(PRECISIONS)} or auto",
+        )
+        _check(
+            "train.on_save_error",
+            self.on_save_error,
+            self.on_save_error in ("stop", "continue"),
+            "stop or continue",
+        )
+        _check(
+            "train.label_smoothing",
+            self.label_smoothing,
+            0 <= self.label_smoothing < 1,
+            "from 0 to below 1",
+        )
+        _check(
+            "train.ema_decay",
+            self.ema_decay,
+            self.ema_decay is None or 0 < self.ema_decay < 1,
+            "between 0 and 1",
+        )
         _check("train.timeout", self.timeout, self.timeout > 0, "above 0")
 
 
@@ -206,15 +318,15 @@ class DetectorConfig:
 
     min_size: int = 800  # pixels: images are resized to this shorter side
     max_size: int = 1333  # but to no longer side than this
-    levels: list[int] | None = None  # of the network's feature maps, finest first; null: those of strides 4 to 32
+    levels: list[int] | None = (
+        None  # of the network's feature maps, finest first; null: those of strides 4 to 32
+    )
     fpn_channels: int = 256
     box_channels: int = 1024  # of the box head's hidden layers
     anchor_sizes: list[float] = field(
         default_factory=lambda: [32, 64, 128, 256, 512]
     )  # pixels: one per level, one for its pool
-    proposals: int = (
-        2000  # per image and level before suppression, and per image after it, in training; in evaluation half of it
-    )
+    proposals: int = 2000  # per image and level before suppression, and per image after it, in training; in evaluation half of it
     box_samples: int = 512  # proposals per image that the box head trains on
     anchor_samples: int = 256  # anchors per image that the proposals train on
     score_threshold: float = 0.05
@@ -222,11 +334,25 @@ class DetectorConfig:
     detections: int = 100  # per image, at most
 
     def __post_init__(self) -> None:
-        _check("detector.min_size", self.min_size, 0 < self.min_size <= self.max_size, "above 0 and at most max_size")
-        for key in ("fpn_channels", "box_channels", "proposals", "box_samples", "anchor_samples", "detections"):
+        _check(
+            "detector.min_size",
+            self.min_size,
+            0 < self.min_size <= self.max_size,
+            "above 0 and at most max_size",
+        )
+        for key in (
+            "fpn_channels",
+            "box_channels",
+            "proposals",
+            "box_samples",
+            "anchor_samples",
+            "detections",
+        ):
             _check(f"detector.{key}", getattr(self, key), getattr(self, key) >= 1, "at least 1")
         for key in ("score_threshold", "nms_threshold"):
-            _check(f"detector.{key}", getattr(self, key), 0 <= getattr(self, key) <= 1, "from 0 to 1")
+            _check(
+                f"detector.{key}", getattr(self, key), 0 <= getattr(self, key) <= 1, "from 0 to 1"
+            )
 
 
 @dataclass
@@ -259,15 +385,29 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        _check("task", self.task, self.task in ("classification", "detection"), "classification or detection")
+        _check(
+            "task",
+            self.task,
+            self.task in ("classification", "detection"),
+            "classification or detection",
+        )
         _check("resume", self.resume, self.resume in ("auto", "never"), "auto or never")
         _check("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2147483647")
         if self.name is not None:
-            _check("name", self.name, bool(self.name) and not set(self.name) & set("=/\\ "), "without '=', '/', '\\' or spaces")
+            _check(
+                "name",
+                self.name,
+                bool(self.name) and not set(self.name) & set("=/\\ "),
+                "without '=', '/', '\\' or spaces",
+            )
 
     @property
     def learning_rate(self) -> float:
-        return self.optim.lr if self.optim.lr is not None else self.optim.base_lr * self.train.batch_size / 256
+        return (
+            self.optim.lr
+            if self.optim.lr is not None
+            else self.optim.base_lr * self.train.batch_size / 256
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -278,7 +418,9 @@ class EvalConfig:
     """What eval.py takes. A checkpoint knows its network and its data; what is given of `data` goes on top."""
 
     checkpoint: Any = None  # a path, or several as [a,b]; or an exported .safetensors or .onnx; short for model.pretrained
-    model: ModelConfig = field(default_factory=ModelConfig)  # of weights that do not say what they are
+    model: ModelConfig = field(
+        default_factory=ModelConfig
+    )  # of weights that do not say what they are
     data: DataConfig = field(default_factory=DataConfig)
     split: str = "val"  # train, val, test
     weights: str = "auto"  # auto: the moving average if there is one; ema, model
@@ -340,7 +482,9 @@ def valid_keys(kind: type = Config) -> list[str]:
 def unknown_key(key: str, kind: type = Config) -> str:
     """A sentence for a key that there is not."""
     valid = valid_keys(kind)
-    near = get_close_matches(key, valid, 1, 0.5) or get_close_matches(key.split(".")[-1], valid, 1, 0.3)
+    near = get_close_matches(key, valid, 1, 0.5) or get_close_matches(
+        key.split(".")[-1], valid, 1, 0.3
+    )
     return f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
@@ -355,7 +499,10 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """'key: old -> new' for what makes two configs two runs."""
-    before, after = dict(flat(Config().to_dict())) | dict(flat(old)), dict(flat(new))  # a key that is new was at its default
+    before, after = (
+        dict(flat(Config().to_dict())) | dict(flat(old)),
+        dict(flat(new)),
+    )  # a key that is new was at its default
     keys = [key for key in after if key not in FREE and before.get(key) != after[key]]
     return [f"{key}: {before.get(key)} -> {after[key]}" for key in keys]
 

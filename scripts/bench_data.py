@@ -46,7 +46,9 @@ Load = Callable[[Sequence[int]], Any]
 class Peer(Dataset):
     """The usual way: one image after the other through `read` and `transform`, then `collate`."""
 
-    def __init__(self, paths: list[str], read: Callable[[str], Any], transform: Callable[[Any], Any]):
+    def __init__(
+        self, paths: list[str], read: Callable[[str], Any], transform: Callable[[Any], Any]
+    ):
         self.paths, self.read, self.transform = paths, read, transform
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
@@ -73,12 +75,22 @@ def v2_transform(jitter: float, pil: bool) -> Callable[[Any], Any]:
 
 def peers(paths: list[str], jitter: float) -> dict[str, tuple[Dataset, Callable]]:
     """{name: (data set, collation)}"""
-    options: dict[str, Any] = {"color_jitter": jitter or None, "auto_augment": None, "use_prefetcher": True}
+    options: dict[str, Any] = {
+        "color_jitter": jitter or None,
+        "auto_augment": None,
+        "use_prefetcher": True,
+    }
     timms = create_transform(SIZE, is_training=True, interpolation="bilinear", **options)
     return {
         "timm": (Peer(paths, read_with_pil, timms), fast_collate),
-        "torchvision, PIL": (Peer(paths, read_with_pil, v2_transform(jitter, pil=True)), default_collate),
-        "torchvision, decode_jpeg": (Peer(paths, read_with_torchvision, v2_transform(jitter, pil=False)), default_collate),
+        "torchvision, PIL": (
+            Peer(paths, read_with_pil, v2_transform(jitter, pil=True)),
+            default_collate,
+        ),
+        "torchvision, decode_jpeg": (
+            Peer(paths, read_with_torchvision, v2_transform(jitter, pil=False)),
+            default_collate,
+        ),
     }
 
 
@@ -89,9 +101,16 @@ def make_photographs(root: Path, count: int) -> None:
     for i in range(count):
         photograph = photographs[i % 2]
         width, height = (int(side * generator.uniform(0.7, 1)) for side in photograph.size)
-        left, top = (int(generator.integers(room + 1)) for room in (photograph.width - width, photograph.height - height))
-        piece = photograph.resize((500, 375), Image.Resampling.BICUBIC, (left, top, left + width, top + height))
-        piece = piece.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if generator.random() < 0.5 else piece
+        left, top = (
+            int(generator.integers(room + 1))
+            for room in (photograph.width - width, photograph.height - height)
+        )
+        piece = photograph.resize(
+            (500, 375), Image.Resampling.BICUBIC, (left, top, left + width, top + height)
+        )
+        piece = (
+            piece.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if generator.random() < 0.5 else piece
+        )
         brightness = generator.uniform(0.8, 1.2)
         folder = root / "train" / str(i % CLASSES)
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +118,9 @@ def make_photographs(root: Path, count: int) -> None:
 
 
 def link_photographs(root: Path, source: Path, count: int) -> None:
-    found = sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[:count]
+    found = sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[
+        :count
+    ]
     if not found:
         sys.exit(f"bench_data: there is no .jpg or .jpeg file below {source}")
     for i, path in enumerate(found):
@@ -114,7 +135,9 @@ def check_pixels(paths: list[str]) -> str:
     for seed, path in enumerate(paths[:20]):
         image = EncodedImage(Path(path).read_bytes())
         generator = torch.Generator().manual_seed(seed)
-        top, left, height, width = random_crop_box(*image.size, (0.08, 1.0), (3 / 4, 4 / 3), generator)
+        top, left, height, width = random_crop_box(
+            *image.size, (0.08, 1.0), (3 / 4, 4 / 3), generator
+        )
         part = image.rows(top + height)[:, top : top + height, left : left + width]
         ours = resize(part, SIZE, SIZE).permute(1, 2, 0).numpy().astype(int)
         crop = read_with_pil(path).crop((left, top, left + width, top + height))
@@ -123,7 +146,9 @@ def check_pixels(paths: list[str]) -> str:
         means.append(difference.mean())
     mean = statistics.fmean(means)
     if worst > 1 or mean > 0.05:
-        sys.exit(f"bench_data: pixels differ from PIL's by up to {worst} levels, {mean:.3f} on average; nothing is timed")
+        sys.exit(
+            f"bench_data: pixels differ from PIL's by up to {worst} levels, {mean:.3f} on average; nothing is timed"
+        )
     return f"pixels differ from PIL's by at most {worst} level, {mean:.4f} on average"
 
 
@@ -141,7 +166,11 @@ def rounds(runs: dict[str, Callable[[], float]], count: int, title: str) -> dict
 
 
 def table(title: str, rates: dict[str, list[float]], base: str) -> str:
-    lines = [f"\n{title}", f"| {'pipeline':26} | images/s | ratio to {base:24} | lowest | highest |", "|---|---|---|---|---|"]
+    lines = [
+        f"\n{title}",
+        f"| {'pipeline':26} | images/s | ratio to {base:24} | lowest | highest |",
+        "|---|---|---|---|---|",
+    ]
     for name, values in rates.items():
         ratios = [a / b for a, b in zip(values, rates[base], strict=True)]
         lines.append(
@@ -153,7 +182,9 @@ def table(title: str, rates: dict[str, list[float]], base: str) -> str:
 
 def on_one_core(root: Path, paths: list[str], jitter: float, count: int) -> dict[str, list[float]]:
     ours = create_dataset("imagefolder", root, training=True, color_jitter=jitter)
-    batches = [range(first, min(first + BATCH, len(paths))) for first in range(0, len(paths), BATCH)]
+    batches = [
+        range(first, min(first + BATCH, len(paths))) for first in range(0, len(paths), BATCH)
+    ]
 
     def timed(load: Load) -> Callable[[], float]:
         def run() -> float:
@@ -171,7 +202,10 @@ def on_one_core(root: Path, paths: list[str], jitter: float, count: int) -> dict
         with mock.patch("dkcls.data.decode.simplejpeg", None):
             ours.load(np.array(batch))
 
-    runs = {"ours": timed(lambda batch: ours.load(np.array(batch))), "ours without simplejpeg": timed(without_simplejpeg)}
+    runs = {
+        "ours": timed(lambda batch: ours.load(np.array(batch))),
+        "ours without simplejpeg": timed(without_simplejpeg),
+    }
     runs.update({name: timed(usual(*peer)) for name, peer in peers(paths, jitter).items()})
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
@@ -181,15 +215,24 @@ def on_one_core(root: Path, paths: list[str], jitter: float, count: int) -> dict
         os.sched_setaffinity(0, cores)
 
 
-def end_to_end(root: Path, paths: list[str], jitter: float, workers: int, count: int) -> dict[str, list[float]]:
+def end_to_end(
+    root: Path, paths: list[str], jitter: float, workers: int, count: int
+) -> dict[str, list[float]]:
     """Wall-clock, with workers that are there already; four passes over the files in each round."""
-    order = [list(range(first, min(first + BATCH, len(paths)))) for first in range(0, len(paths), BATCH)] * 4
+    order = [
+        list(range(first, min(first + BATCH, len(paths)))) for first in range(0, len(paths), BATCH)
+    ] * 4
     loaders: dict[str, Any] = {
-        name: DataLoader(dataset, batch_sampler=order, collate_fn=collate, **worker_options(workers))
+        name: DataLoader(
+            dataset, batch_sampler=order, collate_fn=collate, **worker_options(workers)
+        )
         for name, (dataset, collate) in peers(paths, jitter).items()
     }
     loaders["ours"] = create_loader(
-        create_dataset("imagefolder", root, training=True, color_jitter=jitter), BATCH, training=True, workers=workers
+        create_dataset("imagefolder", root, training=True, color_jitter=jitter),
+        BATCH,
+        training=True,
+        workers=workers,
     )
 
     def timed(name: str) -> Callable[[], float]:
@@ -231,7 +274,9 @@ def start_up(root: Path, names: int, workers: int) -> str:
     loader = create_loader(dataset, 64, training=True, workers=workers)
     batches = iter(loader)
     next(batches)
-    lines[-1] += f", first batch of 64 with {workers} workers after {time.perf_counter() - started:.2f} s"
+    lines[-1] += (
+        f", first batch of 64 with {workers} workers after {time.perf_counter() - started:.2f} s"
+    )
     for _ in range(2 * workers):
         next(batches)
     own = [private_megabytes(worker.pid) for worker in loader._loader._iterator._workers]  # type: ignore[union-attr]
@@ -239,12 +284,16 @@ def start_up(root: Path, names: int, workers: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, help="take JPEGs from below this folder")
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--workers", type=int, default=2, help="of the DataLoader; 0 leaves it out")
-    parser.add_argument("--names", type=int, help="measure the start-up with that many file names instead")
+    parser.add_argument(
+        "--names", type=int, help="measure the start-up with that many file names instead"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -268,7 +317,9 @@ def main() -> None:
             rates = end_to_end(root, paths, jitter, arguments.workers, arguments.rounds)
             print(
                 table(
-                    f"Images per second, DataLoader with {arguments.workers} workers, {kind}", rates, "torchvision, decode_jpeg"
+                    f"Images per second, DataLoader with {arguments.workers} workers, {kind}",
+                    rates,
+                    "torchvision, decode_jpeg",
                 )
             )
 

@@ -49,7 +49,9 @@ class Shape(NamedTuple):
     stride: int = 1
 
     def __str__(self) -> str:
-        return f"{self.n}x{self.c}x{self.h}x{self.w}" + (f"s{self.stride}" if self.stride > 1 else "")
+        return f"{self.n}x{self.c}x{self.h}x{self.w}" + (
+            f"s{self.stride}" if self.stride > 1 else ""
+        )
 
     @property
     def out(self) -> tuple[int, int]:
@@ -66,19 +68,32 @@ class Operator(NamedTuple):
     channels_last: bool = True
 
 
-def ours(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, stride: int) -> Tensor:
+def ours(
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    stride: int,
+) -> Tensor:
     return deform_kernel2d(x, weight, kernel_offset, image_offset, stride=stride, padding=1)
 
 
-def rigid(x: Tensor, weight: Tensor, kernel_offset: None, image_offset: None, stride: int) -> Tensor:
+def rigid(
+    x: Tensor, weight: Tensor, kernel_offset: None, image_offset: None, stride: int
+) -> Tensor:
     return F.conv2d(x, weight, None, stride, 1, 1, x.shape[1])
 
 
-def torchvisions(x: Tensor, weight: Tensor, kernel_offset: None, image_offset: Tensor, stride: int) -> Tensor:
+def torchvisions(
+    x: Tensor, weight: Tensor, kernel_offset: None, image_offset: Tensor, stride: int
+) -> Tensor:
     return deform_conv2d(x, image_offset.to(x.dtype), weight, None, stride, 1)
 
 
-RIGID = (Operator("rigid, contiguous", rigid, channels_last=False), Operator("rigid, channels_last", rigid))
+RIGID = (
+    Operator("rigid, contiguous", rigid, channels_last=False),
+    Operator("rigid, channels_last", rigid),
+)
 LOCAL = Operator("local DK, scope 4", ours, 4, ("kernel",))
 OPERATORS = (
     LOCAL,
@@ -93,12 +108,18 @@ OPERATORS = (
 class Call:
     """An operator and tensors of one shape."""
 
-    def __init__(self, operator: Operator, shape: Shape, device: str, dtype: torch.dtype, seed: int = 0):
+    def __init__(
+        self, operator: Operator, shape: Shape, device: str, dtype: torch.dtype, seed: int = 0
+    ):
         generator = torch.Generator().manual_seed(seed)
 
         def random(*size: int, kind: torch.dtype = dtype) -> Tensor:
             t = torch.randn(size, generator=generator).to(device, kind)
-            layout = torch.channels_last if operator.channels_last and t.dim() == 4 else torch.contiguous_format
+            layout = (
+                torch.channels_last
+                if operator.channels_last and t.dim() == 4
+                else torch.contiguous_format
+            )
             return t.contiguous(memory_format=layout)
 
         def offset(kind: str) -> Tensor | None:
@@ -111,7 +132,12 @@ class Call:
         x = random(shape.n, shape.c, shape.h, shape.w).requires_grad_()
         weight = random(shape.c, 1, operator.scope, operator.scope).contiguous().requires_grad_()
         per_position, per_image = offset("kernel"), offset("kernel per image")
-        self.tensors = (x, weight, per_image if per_position is None else per_position, offset("image"))
+        self.tensors = (
+            x,
+            weight,
+            per_image if per_position is None else per_position,
+            offset("image"),
+        )
         self.leaves = [t for t in self.tensors if t is not None]
         self.grad = random(shape.n, shape.c, *shape.out)
 
@@ -127,9 +153,14 @@ class Call:
         """The largest relative error, in norm, of the output and of the gradients."""
         wide = [None if t is None else t.detach().double().requires_grad_() for t in self.tensors]
         out = deform_kernel2d(*wide, stride=self.shape.stride, padding=1, backend="reference")  # type: ignore[arg-type]
-        expected = [out, *torch.autograd.grad(out, [t for t in wide if t is not None], self.grad.double())]
+        expected = [
+            out,
+            *torch.autograd.grad(out, [t for t in wide if t is not None], self.grad.double()),
+        ]
         pairs = zip(expected, self.both(), strict=True)
-        errors = [((got.double() - e).norm() / e.norm().clamp_min(1e-12)).item() for e, got in pairs]
+        errors = [
+            ((got.double() - e).norm() / e.norm().clamp_min(1e-12)).item() for e, got in pairs
+        ]
         return max(math.inf if math.isnan(error) else error for error in errors)
 
     def bytes(self) -> tuple[int, int]:
@@ -142,7 +173,9 @@ class Call:
 def check(shapes: list[Shape], device: str, dtype: torch.dtype) -> str | None:
     """What is wrong with which operator, if anything."""
     tried = [Shape(2, 40, 7, 6), *(shape._replace(n=1) for shape in shapes)]
-    calls = [(operator, shape) for shape in dict.fromkeys(tried) for operator in (*RIGID, *OPERATORS)]
+    calls = [
+        (operator, shape) for shape in dict.fromkeys(tried) for operator in (*RIGID, *OPERATORS)
+    ]
     for operator, shape in tqdm(calls, desc="checking", unit="case", leave=False):
         error = Call(operator, shape, device, dtype).error()
         if error > TOLERANCE[dtype]:
@@ -164,7 +197,9 @@ def seconds(function: Callable[[], object], device: str) -> float:
     return start_event.elapsed_time(end_event) / 1e3
 
 
-def medians(calls: list[Call], device: str, repeats: int, budget: float, bar: tqdm) -> list[tuple[float, float]]:
+def medians(
+    calls: list[Call], device: str, repeats: int, budget: float, bar: tqdm
+) -> list[tuple[float, float]]:
     """Of every call, forward and both, in turns, in random order. One that has used its seconds sits out the rest."""
     samples: list[tuple[list[float], list[float]]] = [([], []) for _ in calls]
     ways: list[tuple[Callable[[], object], list[float], tuple[list[float], list[float]]]] = []
@@ -185,7 +220,9 @@ def extra_memory(call: Call, device: str) -> float:
     """Peak of forward + backward beyond inputs, output and gradients, in inputs. On the CPU: of what PyTorch allocates."""
     if device == "cpu":
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile:
             results = call.both()
         assert profile.profiler is not None
         events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -202,17 +239,24 @@ def extra_memory(call: Call, device: str) -> float:
     return max(0, peak - sum(t.nbytes for t in results)) / call.leaves[0].nbytes
 
 
-def measure(shape: Shape, device: str, dtype: torch.dtype, repeats: int, budget: float, bar: tqdm) -> Iterator[dict[str, str]]:
+def measure(
+    shape: Shape, device: str, dtype: torch.dtype, repeats: int, budget: float, bar: tqdm
+) -> Iterator[dict[str, str]]:
     """A row per operator."""
     calls = [Call(operator, shape, device, dtype) for operator in (*RIGID, *OPERATORS)]
     times = medians(calls, device, repeats, budget, bar)
     yardstick = [min(times[i][way] for i in range(len(RIGID))) for way in (0, 1)]
     for call, time_of in zip(calls, times, strict=True):
         row = {"shape": str(shape), "operator": call.operator.name}
-        row |= {way: f"{t / y:.2f}" for way, t, y in zip(("forward", "forward + backward"), time_of, yardstick, strict=True)}
+        row |= {
+            way: f"{t / y:.2f}"
+            for way, t, y in zip(("forward", "forward + backward"), time_of, yardstick, strict=True)
+        }
         row["extra memory"] = f"{extra_memory(call, device):.2f}" if call.operator == LOCAL else ""
         if device != "cpu":
-            rates = (f"{moved / t / 1e9:.0f}" for moved, t in zip(call.bytes(), time_of, strict=True))
+            rates = (
+                f"{moved / t / 1e9:.0f}" for moved, t in zip(call.bytes(), time_of, strict=True)
+            )
             row |= dict(zip(("GB/s forward", "GB/s forward + backward"), rates, strict=True))
         yield row
 
@@ -220,19 +264,33 @@ def measure(shape: Shape, device: str, dtype: torch.dtype, repeats: int, budget:
 def parse_shape(text: str) -> Shape:
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)(?:s(\d+))?", text)
     if not match:
-        raise argparse.ArgumentTypeError(f"a shape is NxCxHxW or NxCxHxWsSTRIDE, such as {SHAPES[1]}, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"a shape is NxCxHxW or NxCxHxWsSTRIDE, such as {SHAPES[1]}, got {text!r}"
+        )
     return Shape(*(int(number) for number in match.groups(default="1")))
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="float32; on cuda, float16")
-    parser.add_argument("--shapes", nargs="+", default=SHAPES, help='NxCxHxW, NxCxHxWsSTRIDE, or "models": all their layers')
+    parser.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="float32; on cuda, float16"
+    )
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        default=SHAPES,
+        help='NxCxHxW, NxCxHxWsSTRIDE, or "models": all their layers',
+    )
     parser.add_argument("--batch", type=int, help='images per batch of "models": 8; on cuda, 64')
     parser.add_argument("--repeats", type=int, default=40, help="rounds")
     parser.add_argument(
-        "--budget", type=float, default=10.0, help="seconds per operator and shape, beyond which it is left out"
+        "--budget",
+        type=float,
+        default=10.0,
+        help="seconds per operator and shape, beyond which it is left out",
     )
     parser.add_argument("--csv", type=Path, help="write the table there too")
     arguments = parser.parse_args()
@@ -268,10 +326,20 @@ def main() -> int:
     if wrong:
         print(f"bench_ops: {wrong}.", file=sys.stderr)
         return 1
-    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{where}, {dtype}, torch {torch.__version__}; times over those of F.conv2d, medians of {arguments.repeats} rounds\n")
+    where = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
+    print(
+        f"{where}, {dtype}, torch {torch.__version__}; times over those of F.conv2d, medians of {arguments.repeats} rounds\n"
+    )
     rows: list[dict[str, str]] = []
-    with tqdm(total=2 * len(arguments.shapes) * arguments.repeats * len((*RIGID, *OPERATORS)), unit="call", leave=False) as bar:
+    with tqdm(
+        total=2 * len(arguments.shapes) * arguments.repeats * len((*RIGID, *OPERATORS)),
+        unit="call",
+        leave=False,
+    ) as bar:
         for shape in arguments.shapes:
             bar.set_description(str(shape))
             for row in measure(shape, device, dtype, arguments.repeats, arguments.budget, bar):
@@ -283,7 +351,9 @@ def main() -> int:
         with arguments.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, ["device", "dtype", *rows[0]])
             writer.writeheader()
-            writer.writerows({"device": where, "dtype": str(dtype).removeprefix("torch."), **row} for row in rows)
+            writer.writerows(
+                {"device": where, "dtype": str(dtype).removeprefix("torch."), **row} for row in rows
+            )
     return 0
 
 

@@ -26,7 +26,13 @@ from dkcls.engine.trainer import Trainer
 from dkcls.tasks import classification
 
 
-def bare_loop(model: nn.Module, optimizer: torch.optim.Optimizer, normalize: nn.Module, batches: list, steps: int) -> None:
+def bare_loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    normalize: nn.Module,
+    batches: list,
+    steps: int,
+) -> None:
     """What one would write in ten lines."""
     for images, targets in itertools.islice(itertools.cycle(batches), steps):
         loss = F.cross_entropy(model(normalize(images)), targets)
@@ -56,7 +62,9 @@ def build(config: Config, world: distributed.World) -> Trainer:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("overrides", nargs="*", help="as train.py takes them")
     parser.add_argument("--steps", type=int, default=20, help="per round")
     parser.add_argument("--rounds", type=int, default=9)
@@ -68,9 +76,14 @@ def main() -> int:
         trainer, bare = build(config, world), build(config, world)
         batches = list(itertools.islice(trainer.train_loader, 8))
         layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
-        ready = [(b.images.to(world.device, memory_format=layout), b.targets.to(world.device)) for b in batches]
+        ready = [
+            (b.images.to(world.device, memory_format=layout), b.targets.to(world.device))
+            for b in batches
+        ]
         loops = [(trainer_loop, (trainer, batches, arguments.steps))]
-        loops += [(bare_loop, (bare.model, bare.optimizer, bare.task.normalize, ready, arguments.steps))]  # type: ignore
+        loops += [
+            (bare_loop, (bare.model, bare.optimizer, bare.task.normalize, ready, arguments.steps))
+        ]  # type: ignore
         for loop, given in loops:
             loop(*given)  # warm up
         ratios = []

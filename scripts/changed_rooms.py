@@ -27,7 +27,9 @@ def rooms(files: list[str]) -> list[str]:
     for file in map(Path, files):
         if file.parts[0] == "tests" and file.name.startswith("test_") and (ROOT / file).exists():
             found.append(str(file))
-        elif file.parts[0] in ("dkcls", "tests") and any((ROOT / "tests" / file.parts[1]).glob("test_*.py")):
+        elif file.parts[0] in ("dkcls", "tests") and any(
+            (ROOT / "tests" / file.parts[1]).glob("test_*.py")
+        ):
             found.append(f"tests/{file.parts[1]}")
     return sorted({*ALWAYS, *found})
 

@@ -26,7 +26,9 @@ from dkcls.engine import cli
 
 @dataclass
 class Arguments:
-    root: Path = MISSING  # holds train/ and val/, the indices of tar shards, or annotations/ of COCO's kind
+    root: Path = (
+        MISSING  # holds train/ and val/, the indices of tar shards, or annotations/ of COCO's kind
+    )
     workers: int = os.cpu_count() or 1  # processes that decode
     output: Path | None = None  # a file for the list of bad files
 
@@ -34,13 +36,19 @@ class Arguments:
 def splits_of(root: Path) -> dict[str, str]:
     """{split: kind of data set} of what is there."""
     kinds = {split: "tar" for split in SPLITS if index_path(root, split).is_file()}
-    kinds = kinds or {split: "coco" for split in SPLITS if any(file.is_file() for file, _ in coco.places(root, split))}
+    kinds = kinds or {
+        split: "coco"
+        for split in SPLITS
+        if any(file.is_file() for file, _ in coco.places(root, split))
+    }
     return kinds or {split: "imagefolder" for split in SPLITS if (root / split).is_dir()}
 
 
 def describe(dataset: EncodedFiles, report: Report) -> str:
     good = report.bytes > 0
-    lines = [f"  {good.sum()} good and {len(report.bad)} bad files, {report.bytes.sum() / 1e9:.3f} GB"]
+    lines = [
+        f"  {good.sum()} good and {len(report.bad)} bad files, {report.bytes.sum() / 1e9:.3f} GB"
+    ]
     what = "objects" if isinstance(dataset, coco.CocoDetection) else "images"
     few, many = int(report.counts.argmin()), int(report.counts.argmax())
     lines.append(
@@ -49,17 +57,29 @@ def describe(dataset: EncodedFiles, report: Report) -> str:
     )
     for side, values in zip(("height", "width"), report.sides[good].T, strict=True):
         if len(values):
-            lines.append(f"  {side} {values.min()} to {values.max()}, {np.median(values):g} in the median")
-    return "\n".join([*lines, *(f"  {note}" for note in dataset.notes), *(f"  {bad.message}" for bad in report.bad)])
+            lines.append(
+                f"  {side} {values.min()} to {values.max()}, {np.median(values):g} in the median"
+            )
+    return "\n".join(
+        [
+            *lines,
+            *(f"  {note}" for note in dataset.notes),
+            *(f"  {bad.message}" for bad in report.bad),
+        ]
+    )
 
 
 def main(arguments: Arguments) -> int:
     kinds = splits_of(arguments.root)
     if not kinds:
-        raise cli.UserError(f"{arguments.root} must hold the folders train and val, tar shards, or COCO's annotations")
+        raise cli.UserError(
+            f"{arguments.root} must hold the folders train and val, tar shards, or COCO's annotations"
+        )
     messages = []
     for split, kind in kinds.items():
-        options: dict[str, Any] = {"bad_rows": "skip"} if kind == "coco" else {}  # counted in a note
+        options: dict[str, Any] = (
+            {"bad_rows": "skip"} if kind == "coco" else {}
+        )  # counted in a note
         dataset = create_dataset(kind, arguments.root, split, **options)
         assert isinstance(dataset, EncodedFiles)
         with tqdm(total=len(dataset), unit=" images", desc=split) as bar:

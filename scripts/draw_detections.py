@@ -32,7 +32,9 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    paths = arguments.checkpoint if isinstance(arguments.checkpoint, list) else [arguments.checkpoint]
+    paths = (
+        arguments.checkpoint if isinstance(arguments.checkpoint, list) else [arguments.checkpoint]
+    )
     rows = {}
     for path in paths:
         model, classes, run = load_detector(path, read_weights(path))
@@ -40,11 +42,15 @@ def main(arguments: Arguments) -> None:
         dataset = build_dataset(data, arguments.split, run.seed)
         indices = np.arange(arguments.first, min(arguments.first + arguments.images, len(dataset)))
         if not len(indices):
-            raise cli.UserError(f"first must be below the {len(dataset)} images of the split, got {arguments.first}")
+            raise cli.UserError(
+                f"first must be below the {len(dataset)} images of the split, got {arguments.first}"
+            )
         batch = dataset.load(indices).batch
         with torch.inference_mode():
             found = model.eval()([image.float() / 255 for image in batch.images])
-        rows[str(path)] = [Shown(*parts) for parts in zip(batch.images, batch.targets, found, strict=True)]
+        rows[str(path)] = [
+            Shown(*parts) for parts in zip(batch.images, batch.targets, found, strict=True)
+        ]
     print(draw_detections(rows, classes, arguments.output, arguments.threshold))
 
 

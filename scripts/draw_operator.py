@@ -41,23 +41,33 @@ def draw_grid(axes: Axes, values: torch.Tensor, title: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=Path("docs/operator.png"))
     arguments = parser.parse_args()
     axis = torch.linspace(-1.6, 1.6, SCOPE)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
-    scope = (torch.sin(2.2 * x + 0.5 * y) * torch.exp(-0.35 * (x**2 + y**2)))[None, None]  # something with a direction
+    scope = (torch.sin(2.2 * x + 0.5 * y) * torch.exp(-0.35 * (x**2 + y**2)))[
+        None, None
+    ]  # something with a direction
     positions = {
         "at rest": (offsets(1.0, 0.0), "black"),
         "a small object": (offsets(0.45, 0.0), "tab:green"),
         "a large, turned one": (offsets(1.5, 0.6), "tab:orange"),
     }
     figure, panels = plt.subplots(1, 4, figsize=(11, 3.3), width_ratios=[1.5, 1, 1, 1])
-    draw_grid(panels[0], scope[0, 0], f"the scope, {SCOPE} x {SCOPE} weights,\nand where three positions read it")
+    draw_grid(
+        panels[0],
+        scope[0, 0],
+        f"the scope, {SCOPE} x {SCOPE} weights,\nand where three positions read it",
+    )
     for panel, (name, (offset, colour)) in zip(panels[1:], positions.items(), strict=True):
         at = (taps() + offset).clamp(0, SCOPE - 1)
         panels[0].scatter(at[:, 1], at[:, 0], c=colour, edgecolors="white", s=42, linewidths=0.8)
-        kernel = sample_kernel2d(scope, offset.flatten()[None], kernel_size=KERNEL, grid=2.0)[0, 0, 0]
+        kernel = sample_kernel2d(scope, offset.flatten()[None], kernel_size=KERNEL, grid=2.0)[
+            0, 0, 0
+        ]
         draw_grid(panel, kernel, f"the 3 x 3 kernel\n{name}")
         for spine in panel.spines.values():
             spine.set(color=colour, linewidth=3)

@@ -61,13 +61,20 @@ def main(arguments: Arguments) -> int:
     if unknown := set(arguments.only) - DRILLS.keys():
         raise cli.UserError(f"only must be of {', '.join(DRILLS)}, got {', '.join(unknown)}")
     chosen = arguments.only or list(DRILLS)
-    with tempfile.TemporaryDirectory(prefix="drill-") as temporary, ThreadPoolExecutor(len(LANES)) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="drill-") as temporary,
+        ThreadPoolExecutor(len(LANES)) as pool,
+    ):
         folder = Path(arguments.folder or temporary).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         expected: dict[tuple[Any, ...], Path] = {}
 
         def run_lane(lane: tuple[str, ...]) -> dict[str, Row]:
-            labs = {name: Lab(folder / name, arguments.seed, arguments.short, expected) for name in lane if name in chosen}
+            labs = {
+                name: Lab(folder / name, arguments.seed, arguments.short, expected)
+                for name in lane
+                if name in chosen
+            }
             return {name: run(name, lab) for name, lab in labs.items()}
 
         rows = {name: row for lane in pool.map(run_lane, LANES) for name, row in lane.items()}
@@ -79,10 +86,18 @@ def run(name: str, lab: Lab) -> Row:
     started = time.monotonic()
     try:
         row = DRILLS[name](lab)
-    except (OSError, RuntimeError, AssertionError) as error:  # a run that hangs, or fails where nothing was done to it
+    except (
+        OSError,
+        RuntimeError,
+        AssertionError,
+    ) as error:  # a run that hangs, or fails where nothing was done to it
         row = Row(name, 1, lost=[str(error)])
     seconds = time.monotonic() - started
-    print(f"{name}: {row.recovered} of {row.tried} {row.outcome}, {seconds:.0f} s", file=sys.stderr, flush=True)
+    print(
+        f"{name}: {row.recovered} of {row.tried} {row.outcome}, {seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     for problem in row.lost:
         print(f"  {problem}", file=sys.stderr, flush=True)
     return row
@@ -90,7 +105,10 @@ def run(name: str, lab: Lab) -> Row:
 
 def table(rows: list[Row]) -> str:
     lines = ["| fault | tried | came out well | lost |", "|---|---|---|---|"]
-    lines += [f"| {row.fault} | {row.tried} | {row.recovered} {row.outcome} | {len(row.lost) or 'nothing'} |" for row in rows]
+    lines += [
+        f"| {row.fault} | {row.tried} | {row.recovered} {row.outcome} | {len(row.lost) or 'nothing'} |"
+        for row in rows
+    ]
     return "\n".join(lines)
 
 

@@ -37,9 +37,12 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     if arguments.format not in SUFFIXES:
-        raise cli.UserError(f"format must be one of {', '.join(SUFFIXES)}, got {arguments.format!r}")
+        raise cli.UserError(
+            f"format must be one of {', '.join(SUFFIXES)}, got {arguments.format!r}"
+        )
     network = load_network(
-        replace(arguments.model, pretrained=arguments.checkpoint or arguments.model.pretrained), arguments.weights
+        replace(arguments.model, pretrained=arguments.checkpoint or arguments.model.pretrained),
+        arguments.weights,
     )
     if network.path.endswith(".onnx"):
         raise cli.UserError(f"{network.path} is exported already")
@@ -51,7 +54,9 @@ def main(arguments: Arguments) -> None:
     difference, rounding = export(network, arguments.format, output)
     print(f"{output}: {output.stat().st_size / 2**20:.2f} MiB")
     batches = ", ".join(map(str, BATCHES))
-    print(f"largest difference of the logits {difference:.2e} (float32 from float64 {rounding:.2e}), on batches of {batches}")
+    print(
+        f"largest difference of the logits {difference:.2e} (float32 from float64 {rounding:.2e}), on batches of {batches}"
+    )
 
 
 if __name__ == "__main__":

@@ -16,20 +16,31 @@ ROOT = Path(__file__).parents[1]
 
 
 def device_lines() -> list[str]:
-    lines = [f"python {platform.python_version()}, torch {torch.__version__}, triton {triton.__version__}"]
+    lines = [
+        f"python {platform.python_version()}, torch {torch.__version__}, triton {triton.__version__}"
+    ]
     lines += [f"CUDA {torch.version.cuda}, HIP {torch.version.hip}, {platform.platform()}"]
     for i in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(i)
-        lines.append(f"device {i}: {p.name}, {p.multi_processor_count} multiprocessors, {p.total_memory / 2**30:.0f} GiB")
+        lines.append(
+            f"device {i}: {p.name}, {p.multi_processor_count} multiprocessors, {p.total_memory / 2**30:.0f} GiB"
+        )
     return lines
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("gpu_check.txt"), help="where the record goes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("gpu_check.txt"), help="where the record goes"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("gpu-check: there is no CUDA or ROCm device on this machine, and nothing to check.", file=sys.stderr)
+        print(
+            "gpu-check: there is no CUDA or ROCm device on this machine, and nothing to check.",
+            file=sys.stderr,
+        )
         return 1
     steps = [
         ["-m", "pytest", "-q", "-m", "gpu", "tests"],
@@ -44,7 +55,11 @@ def main() -> int:
             print(title, end="", flush=True)
             record.write(title)
             with subprocess.Popen(
-                [sys.executable, *step], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                [sys.executable, *step],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             ) as process:
                 assert process.stdout is not None
                 for line in process.stdout:

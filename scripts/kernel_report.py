@@ -39,11 +39,18 @@ class Device:
         return self.multiprocessors * 4 * 32 * self.gigahertz * 1e9 / self.bytes_per_second
 
 
-DEVICES = {"sm_80": Device("A100 40 GB", 108, 1.41, 1.555e12), "sm_90": Device("H100 SXM", 132, 1.83, 3.35e12)}
+DEVICES = {
+    "sm_80": Device("A100 40 GB", 108, 1.41, 1.555e12),
+    "sm_90": Device("H100 SXM", 132, 1.83, 3.35e12),
+}
 
 
 def kernel_rows(arch: str) -> Iterator[str]:
-    specs = [*triton_dot_host.shipped(arch), *triton_gather.shipped(arch), *sample_kernel_triton.shipped()]
+    specs = [
+        *triton_dot_host.shipped(arch),
+        *triton_gather.shipped(arch),
+        *sample_kernel_triton.shipped(),
+    ]
     for spec in tqdm(specs, desc=arch, unit="kernel"):
         yield kernel_row(arch, spec)
 
@@ -52,7 +59,9 @@ def kernel_row(arch: str, spec: KernelSpec) -> str:
     compiled = compile_spec(spec, TARGETS[arch])
     if not arch.startswith("sm_"):
         text = compiled.asm["amdgcn"]
-        registers, spilled = (re.findall(rf"\.{key}:\s+(\d+)", text)[0] for key in ("vgpr_count", "vgpr_spill_count"))
+        registers, spilled = (
+            re.findall(rf"\.{key}:\s+(\d+)", text)[0] for key in ("vgpr_count", "vgpr_spill_count")
+        )
         return f"| {spec.name} | {arch} | {spec.num_warps} | {registers} | {spilled} | {compiled.metadata.shared} | - | - | - |"
     used = resources(compiled)
     counts = count_instructions(compiled, spec)
@@ -62,7 +71,9 @@ def kernel_row(arch: str, spec: KernelSpec) -> str:
     )
 
 
-def layer_instructions(arch: str, channels: int, height: int, width: int, stride: int) -> tuple[float, float, float]:
+def layer_instructions(
+    arch: str, channels: int, height: int, width: int, stride: int
+) -> tuple[float, float, float]:
     """Instructions per output element of forward, input gradient and the other gradients of local DK, scope 4, batch 64.
 
     Empty places in tiles count: they issue instructions and give nothing.
@@ -79,14 +90,21 @@ def layer_instructions(arch: str, channels: int, height: int, width: int, stride
     def map_total(h: int, w: int, **options) -> float:
         positions = config.map_positions
         rows, columns = triton_dot_host.tile_shape(h, w, positions)
-        programs = math.ceil(batch * h * w / positions) if not rows else batch * math.ceil(h / rows) * math.ceil(w / columns)
-        spec = triton_dot_host.map_spec(arch, channels=channels, stride=stride, flat=not rows, **options)
+        programs = (
+            math.ceil(batch * h * w / positions)
+            if not rows
+            else batch * math.ceil(h / rows) * math.ceil(w / columns)
+        )
+        spec = triton_dot_host.map_spec(
+            arch, channels=channels, stride=stride, flat=not rows, **options
+        )
         return total(spec, programs)
 
     forward = map_total(out_h, out_w)
     residues = [(y, x) for y in range(stride) for x in range(stride)]
     backward = sum(
-        map_total(-(-(height - y) // stride), -(-(width - x) // stride), flip=True, residue=(y, x)) for y, x in residues
+        map_total(-(-(height - y) // stride), -(-(width - x) // stride), flip=True, residue=(y, x))
+        for y, x in residues
     )
     spec = triton_dot_host.grad_spec(arch, channels=channels, stride=stride)
     tiles = batch * math.ceil(out_h / 8) * math.ceil(out_w / (config.grad_positions // 8))
@@ -98,10 +116,14 @@ def layer_instructions(arch: str, channels: int, height: int, width: int, stride
 def workload_rows(arch: str) -> Iterator[str]:
     device = DEVICES[arch]
     layers = [(network, *layer) for network, table in WORKLOADS.items() for layer in table]
-    for network, channels, height, width, stride, count in tqdm(layers, desc=f"{arch} layers", unit="layer"):
+    for network, channels, height, width, stride, count in tqdm(
+        layers, desc=f"{arch} layers", unit="layer"
+    ):
         forward, backward, gradients = layer_instructions(arch, channels, height, width, stride)
         offsets = 18 * 4 / channels
-        moved = 2 * stride**2 + 2 + offsets  # half-precision input and output, float32 offsets, per output element
+        moved = (
+            2 * stride**2 + 2 + offsets
+        )  # half-precision input and output, float32 offsets, per output element
         moved_backward = 2 * (2 * stride**2 + 2 + offsets) + 2 * stride**2 + offsets
         both = forward + backward + gradients
         share = min(1.0, device.instructions_per_byte() * moved / forward)
@@ -113,9 +135,15 @@ def workload_rows(arch: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
-    parser.add_argument("--kernels-only", action="store_true", help="leave out the table over the networks' layers")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures"
+    )
+    parser.add_argument(
+        "--kernels-only", action="store_true", help="leave out the table over the networks' layers"
+    )
     arguments = parser.parse_args()
     print(f"triton {triton.__version__}\n")
     print(

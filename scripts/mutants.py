@@ -53,7 +53,9 @@ class Fault:
         path = tree / "dkcls" / self.file
         content = path.read_text()
         if content.count(self.old) != 1:
-            sys.exit(f"{self.file} must have this text once, has it {content.count(self.old)} times: {self.old!r}")
+            sys.exit(
+                f"{self.file} must have this text once, has it {content.count(self.old)} times: {self.old!r}"
+            )
         path.write_text(content.replace(self.old, self.new))
         return content
 
@@ -62,7 +64,11 @@ class Fault:
 
     def test_sets(self, tree: Path, hinted_only: bool) -> Iterator[list[str]]:
         """Yield the named tests that exist in `tree`, then the tests of the fault's room."""
-        named = [f"tests/{name}" for name in self.tests if (tree / "tests" / name.split("::")[0]).exists()]
+        named = [
+            f"tests/{name}"
+            for name in self.tests
+            if (tree / "tests" / name.split("::")[0]).exists()
+        ]
         if named:
             yield named
         folder = "configs" if "/" not in self.file else self.file.split("/")[0]
@@ -82,7 +88,9 @@ def read_faults(rooms: list[str], only: str) -> list[Fault]:
         if not rooms or file.stem in rooms
         for row in tomllib.loads(file.read_text())["fault"]
     ]
-    return [fault for fault in faults if only in f"{fault.file} {fault.old} {fault.new} {fault.gives}"]
+    return [
+        fault for fault in faults if only in f"{fault.file} {fault.old} {fault.new} {fault.gives}"
+    ]
 
 
 def copy_tree(root: Path, target: Path) -> Path:
@@ -97,10 +105,31 @@ def copy_tree(root: Path, target: Path) -> Path:
 
 def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:
     """Return pytest's exit code, -1 if it did not end in time, and its output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *options, *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        *options,
+        *tests,
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     with subprocess.Popen(
-        command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             output, _ = process.communicate(timeout=TIMEOUT)
@@ -119,11 +148,17 @@ def try_fault(fault: Fault, tree: Path, hinted_only: bool) -> dict[str, object]:
     try:
         by = ""
         for tests in fault.test_sets(tree, hinted_only):
-            code, output = run_tests(tree, tests, "-x", "-m", "not gpu and not interpreter and not compile")
+            code, output = run_tests(
+                tree, tests, "-x", "-m", "not gpu and not interpreter and not compile"
+            )
             if code not in (-1, 0, 1, 2, 3):
                 sys.exit(f"pytest could not run {tests}: {output[-2000:]}")
             if code != 0:
-                lines = [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+                lines = [
+                    line.split()[1]
+                    for line in output.splitlines()
+                    if line.startswith(("FAILED ", "ERROR "))
+                ]
                 by = lines[0] if lines else "no end"
                 break
     finally:
@@ -160,24 +195,39 @@ def unfair(results: Results, faults: list[Fault], tree: Path) -> set[str]:
     if not tests:
         return set()
     _, output = run_tests(tree, tests)
-    return {line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))}
+    return {
+        line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rooms", nargs="*", help="files of tests/faults; all of them if none is named")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "rooms", nargs="*", help="files of tests/faults; all of them if none is named"
+    )
     parser.add_argument("--only", default="", help="faults whose file or text contains this")
     parser.add_argument("--root", type=Path, default=PROJECT, help="the tree to plant them in")
-    parser.add_argument("--hinted", action="store_true", help="run only the tests that a fault names, not its whole room")
+    parser.add_argument(
+        "--hinted",
+        action="store_true",
+        help="run only the tests that a fault names, not its whole room",
+    )
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at the same time")
     arguments = parser.parse_args()
-    faults = [fault for fault in read_faults(arguments.rooms, arguments.only) if not fault.equivalent]
+    faults = [
+        fault for fault in read_faults(arguments.rooms, arguments.only) if not fault.equivalent
+    ]
     label = sha256(str(arguments.root.resolve()).encode()).hexdigest()[:8]
     results = Results(PROJECT / ".mutants" / f"{label}.jsonl", arguments.fresh)
     changed = max(path.stat().st_mtime for path in (arguments.root / "tests").rglob("*.py"))
     due = [fault for fault in faults if results.is_due(fault, changed)]
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
+        ThreadPoolExecutor(arguments.jobs) as pool,
+    ):
         trees = [copy_tree(arguments.root, Path(folder) / str(i)) for i in range(arguments.jobs)]
         free = list(trees)
 
@@ -186,7 +236,10 @@ def main() -> int:
             try:
                 result = try_fault(fault, tree, arguments.hinted)
                 results.add(fault, result)
-                print(f"{result['by'] or 'SURVIVED'}  {fault.file}: {fault.gives} ({result['seconds']} s)", flush=True)
+                print(
+                    f"{result['by'] or 'SURVIVED'}  {fault.file}: {fault.gives} ({result['seconds']} s)",
+                    flush=True,
+                )
             finally:
                 free.append(tree)
 
@@ -195,10 +248,15 @@ def main() -> int:
     for name in sorted(failing):
         print(f"{name} fails without a fault: what it saw is not counted")
     survived = [fault for fault in faults if results.known[fault.key]["by"] in {"", *failing}]
-    planted, missed = Counter(fault.room for fault in faults), Counter(fault.room for fault in survived)
+    planted, missed = (
+        Counter(fault.room for fault in faults),
+        Counter(fault.room for fault in survived),
+    )
     print("\n| room | planted | seen |\n|---|---|---|")
     for room in [*sorted(planted), "all"]:
-        count, left = (len(faults), len(survived)) if room == "all" else (planted[room], missed[room])
+        count, left = (
+            (len(faults), len(survived)) if room == "all" else (planted[room], missed[room])
+        )
         print(f"| {room} | {count} | {count - left} |")
     for fault in survived:
         print(f"SURVIVED  {fault.file}: {fault.gives}: {fault.old!r} -> {fault.new!r}")

@@ -24,7 +24,11 @@ from dkcls.analysis import measures
 from dkcls.analysis.erf import effective_receptive_field
 from dkcls.analysis.erf_plots import mark, show_field
 from dkcls.analysis.style import bare, save
-from dkcls.analysis.theoretical import nearest_position, position_centres, theoretical_receptive_field
+from dkcls.analysis.theoretical import (
+    nearest_position,
+    position_centres,
+    theoretical_receptive_field,
+)
 from dkcls.config import ModelConfig
 from dkcls.data import Normalize
 from dkcls.engine import cli
@@ -48,10 +52,18 @@ def main(arguments: Arguments) -> None:
     picture = read(arguments.image, takes.channels)
     point = arguments.point or [(picture.width - 1) / 2, (picture.height - 1) / 2]
     if len(point) != 2 or not (0 <= point[0] < picture.width and 0 <= point[1] < picture.height):
-        raise cli.UserError(f"point must be [x,y] inside the image of {picture.width} x {picture.height}, got {point}")
+        raise cli.UserError(
+            f"point must be [x,y] inside the image of {picture.width} x {picture.height}, got {point}"
+        )
     ratio = takes.image_size / min(picture.size)
-    resized = picture.resize((round(picture.width * ratio), round(picture.height * ratio)), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(resized)).reshape(resized.height, resized.width, takes.channels).movedim(-1, 0)
+    resized = picture.resize(
+        (round(picture.width * ratio), round(picture.height * ratio)), Image.Resampling.BILINEAR
+    )
+    pixels = (
+        torch.from_numpy(np.array(resized))
+        .reshape(resized.height, resized.width, takes.channels)
+        .movedim(-1, 0)
+    )
     images = Normalize(takes.mean, takes.std)(pixels[None])
     try:
         centres = position_centres(model, images.shape[1:], arguments.module)
@@ -60,26 +72,37 @@ def main(arguments: Arguments) -> None:
         erf = effective_receptive_field(model, images, position, **options)[0]  # type: ignore[arg-type]
         reach = theoretical_receptive_field(model, images.shape[1:], position, arguments.module)
     except AssertionError as error:  # timm's word for an image of another size
-        raise cli.UserError(f"the network does not take images of {resized.width} x {resized.height}: {error}") from error
+        raise cli.UserError(
+            f"the network does not take images of {resized.width} x {resized.height}: {error}"
+        ) from error
     at = float(centres[1][position[1]]), float(centres[0][position[0]])
     save(draw(pixels.numpy() / 255, erf.numpy(), at), arguments.output)
     print(
         f"{arguments.output}: position {position} looks at ({at[0]:g}, {at[1]:g}) of {resized.width} x {resized.height} pixels"
     )
-    print(f"radius {measures.radius(erf):.1f} pixels, {measures.area(erf):.0f} pixels above 5 % of the largest value, ", end="")
-    print(f"anisotropy {measures.anisotropy(erf):.2f}; theoretical field: {100 * reach.float().mean():.0f} % of the image")
+    print(
+        f"radius {measures.radius(erf):.1f} pixels, {measures.area(erf):.0f} pixels above 5 % of the largest value, ",
+        end="",
+    )
+    print(
+        f"anisotropy {measures.anisotropy(erf):.2f}; theoretical field: {100 * reach.float().mean():.0f} % of the image"
+    )
 
 
 def load(arguments: Arguments) -> tuple[nn.Module, Input]:
     if (arguments.checkpoint is None) == (arguments.model is None):
         raise cli.UserError("either checkpoint=FILE or model=NAME is needed")
     if arguments.checkpoint or arguments.weights:
-        network = load_network(ModelConfig(name=arguments.model, pretrained=arguments.checkpoint or arguments.weights))
+        network = load_network(
+            ModelConfig(name=arguments.model, pretrained=arguments.checkpoint or arguments.weights)
+        )
         return network.model, network.input
     model = create_network(ModelConfig(name=arguments.model), 1000, 3)
     cfg = resolve_data_config(model=model)
     mean, std = list(cfg["mean"]), list(cfg["std"])
-    return model, Input(len(mean), cfg["input_size"][-1], 1.0, "bilinear", mean, std).with_channels(3)
+    return model, Input(len(mean), cfg["input_size"][-1], 1.0, "bilinear", mean, std).with_channels(
+        3
+    )
 
 
 def read(path: Path, channels: int) -> Image.Image:

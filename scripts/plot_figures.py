@@ -20,7 +20,14 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from dkcls.analysis import measures
-from dkcls.analysis.dynamics import Explained, beside, collect_dynamics, embed, explain, explain_control
+from dkcls.analysis.dynamics import (
+    Explained,
+    beside,
+    collect_dynamics,
+    embed,
+    explain,
+    explain_control,
+)
 from dkcls.analysis.dynamics_plots import Cloud, clouds, taps_over_images
 from dkcls.analysis.erf_plots import FieldRow, field_table, radius_over_scale
 from dkcls.analysis.probes import Probe, first_of_classes, middle, place, probe_fields, turned_back
@@ -36,7 +43,11 @@ from dkcls.engine.network import Network, load_network
 
 SIZES = {"small": 0.42, "medium": 0.7, "large": 1.05}
 SHOWN = {"small": "Ankle boot", "medium": "Bag", "large": "Ankle boot"}
-DEFORMATIONS = {"as is": (0.65, 45.0), "turned by -90°": (0.65, -45.0), "scaled by 1.5": (0.975, 45.0)}
+DEFORMATIONS = {
+    "as is": (0.65, 45.0),
+    "turned by -90°": (0.65, -45.0),
+    "scaled by 1.5": (0.975, 45.0),
+}
 DEPTHS = {"middle stage": "blocks.1", "last stage": None}
 COMPARED = ("rigid", "dcn", "local_dk", "dcn_local_dk")  # side by side in the paper
 WORDS = {"local_dk": "offsets", "cond": "weights"}  # of the networks whose dynamics the paper shows
@@ -46,7 +57,9 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class Arguments:
-    checkpoint: list[str] = MISSING  # of networks with one layout, [a,b]; each operator at most once
+    checkpoint: list[str] = (
+        MISSING  # of networks with one layout, [a,b]; each operator at most once
+    )
     figure: str = "all"  # or sizes, deformations, taps, radius, dynamics
     output: Path = Path("docs/figures")
     images: int = 1000  # of the test split, for the numbers
@@ -65,9 +78,13 @@ class Study:
 
     def __post_init__(self) -> None:
         model = next(iter(self.networks.values())).model
-        self.looks = {depth: middle(model, self.dataset, module) for depth, module in DEPTHS.items()}
+        self.looks = {
+            depth: middle(model, self.dataset, module) for depth, module in DEPTHS.items()
+        }
 
-    def place(self, indices: np.ndarray, scale: Any, rotation: Any, depth: str = "last stage") -> Probe:
+    def place(
+        self, indices: np.ndarray, scale: Any, rotation: Any, depth: str = "last stage"
+    ) -> Probe:
         return place(self.looks[depth], self.dataset, indices, scale, rotation)
 
     def normalized(self, images: Tensor) -> Tensor:
@@ -83,7 +100,10 @@ def main(arguments: Arguments) -> None:
     study = load(arguments.checkpoint, arguments.images)
     for name in figures if arguments.figure == "all" else [arguments.figure]:
         figure, rows = figures[name](study)
-        print(f"{save(figure, arguments.output / f'{name}.png')}\n\n{markdown_table(rows)}", flush=True)
+        print(
+            f"{save(figure, arguments.output / f'{name}.png')}\n\n{markdown_table(rows)}",
+            flush=True,
+        )
 
 
 def load(paths: Sequence[str], images: int) -> Study:
@@ -92,14 +112,18 @@ def load(paths: Sequence[str], images: int) -> Study:
         network = load_network(ModelConfig(name=None, pretrained=path))
         spatial = network.run.model.spatial or "rigid"
         if spatial in networks:
-            raise cli.UserError(f"{path} and {networks[spatial].path} are both {layer_label(spatial)}; give one of them")
+            raise cli.UserError(
+                f"{path} and {networks[spatial].path} are both {layer_label(spatial)}; give one of them"
+            )
         networks[spatial] = network
         network.model.eval()
     if not networks:
         raise cli.UserError("checkpoint=[a,b] must name one checkpoint at least")
     dataset = build_dataset(network.run.data, "test", network.run.seed)
     if not isinstance(dataset, DeformedFashion):
-        raise cli.UserError(f"the figures need networks that were trained on deformed_fashion, got {network.run.data.name}")
+        raise cli.UserError(
+            f"the figures need networks that were trained on deformed_fashion, got {network.run.data.name}"
+        )
     ordered = {name: networks[name] for name in (*NAMES, *networks) if name in networks}
     return Study(ordered, dataset, np.arange(min(images, len(dataset))))
 
@@ -117,16 +141,23 @@ def fields_of_probes(study: Study, probes: dict[str, tuple[Probe, Probe]]) -> tu
     drawn, table = [], []
     for title, (shown, many) in probes.items():
         fields = {
-            layer_label(n): probe_fields(network.model, study.dataset, shown)[0] for n, network in study.compared().items()
+            layer_label(n): probe_fields(network.model, study.dataset, shown)[0]
+            for n, network in study.compared().items()
         }
         notes = {
             name: f"radius {measures.radius(field):.1f}, {100 * measures.share_inside(field, shown.masks[0]):.0f} % inside"
             for name, field in fields.items()
         }
         image, mask = shown.images[0, 0].numpy() / 255, shown.masks[0].numpy()
-        drawn.append(FieldRow(title, image, mask, {name: field.numpy() for name, field in fields.items()}, notes))
+        drawn.append(
+            FieldRow(
+                title, image, mask, {name: field.numpy() for name, field in fields.items()}, notes
+            )
+        )
         for name, network in study.compared().items():
-            table.append({"object": title, "network": layer_label(name), **numbers(study, network, many)})
+            table.append(
+                {"object": title, "network": layer_label(name), **numbers(study, network, many)}
+            )
     return field_table(drawn, shown.look.point), table
 
 
@@ -147,11 +178,17 @@ def numbers(study: Study, network: Network, probe: Probe) -> dict[str, float]:
 def deformations(study: Study) -> tuple[Figure, Rows]:
     boot = first_of_classes(study.dataset, [CLASS_NAMES.index("Ankle boot")])
     many = study.indices[:200]
-    placed = {name: (study.place(boot, *how), study.place(many, *how)) for name, how in DEFORMATIONS.items()}
+    placed = {
+        name: (study.place(boot, *how), study.place(many, *how))
+        for name, how in DEFORMATIONS.items()
+    }
     figure, _ = fields_of_probes(study, placed)
     rows = []
     for name, network in study.compared().items():
-        fields = {how: probe_fields(network.model, study.dataset, probe, projections=16) for how, (_, probe) in placed.items()}
+        fields = {
+            how: probe_fields(network.model, study.dataset, probe, projections=16)
+            for how, (_, probe) in placed.items()
+        }
         still, turned, scaled = fields.values()
         point = placed["as is"][1].look.point
         square = turned_back(still, point, 0)
@@ -176,10 +213,16 @@ def taps(study: Study) -> tuple[Figure, Rows]:
     pair = {size: study.place(boot, SIZES[size], 20.0).images for size in ("small", "large")}
     model = study.networks[name].model
     shown = read_scopes(model, study.normalized(torch.cat(list(pair.values()))))
-    many = read_scopes(model, study.normalized(study.dataset.load(study.indices[:200]).batch.images))
-    by_size = {scope.places.shape[-1]: scope for scope in shown}  # the last layer of each resolution
+    many = read_scopes(
+        model, study.normalized(study.dataset.load(study.indices[:200]).batch.images)
+    )
+    by_size = {
+        scope.places.shape[-1]: scope for scope in shown
+    }  # the last layer of each resolution
     images = {f"a {size} object": image[0, 0].numpy() / 255 for size, image in pair.items()}
-    return taps_over_images(images, list(by_size.values()), many), [{"layer": scope.name} | moves(scope) for scope in many]
+    return taps_over_images(images, list(by_size.values()), many), [
+        {"layer": scope.name} | moves(scope) for scope in many
+    ]
 
 
 def radius(study: Study) -> tuple[Figure, Rows]:
@@ -190,7 +233,9 @@ def radius(study: Study) -> tuple[Figure, Rows]:
     for depth in DEPTHS:
         probe = study.place(study.indices, factors.scale, factors.rotation, depth)
         for name, network in study.networks.items():
-            values = measures.radius(probe_fields(network.model, study.dataset, probe, projections=16)).numpy()
+            values = measures.radius(
+                probe_fields(network.model, study.dataset, probe, projections=16)
+            ).numpy()
             r = float(np.corrcoef(np.log(factors.scale), values)[0, 1])
             radii.setdefault(depth, {})[layer_label(name)] = values
             correlations.setdefault(depth, {})[layer_label(name)] = r
@@ -203,22 +248,40 @@ def radius(study: Study) -> tuple[Figure, Rows]:
 
 
 def dynamics(study: Study) -> tuple[Figure, Rows]:
-    classes, scales = study.dataset.targets[study.indices], study.dataset.factors(study.indices).scale
+    classes, scales = (
+        study.dataset.targets[study.indices],
+        study.dataset.factors(study.indices).scale,
+    )
     batches = study.normalized(study.dataset.load(study.indices).batch.images).split(250)
     panels, rows = [], []
     for name, network in study.networks.items():
         found = collect_dynamics(network.model, batches)
         layers = list(dict.fromkeys(generator.rpartition(".")[0] for generator in found))
         for generator, said in found.items():
-            own, control = explain(said.values, classes, scales), explain_control(said, classes, scales)
+            own, control = (
+                explain(said.values, classes, scales),
+                explain_control(said, classes, scales),
+            )
             layer, _, kind = generator.rpartition(".")
-            about = {"network": layer_label(name), "layer": layers.index(layer) + 1, "what": KINDS[kind]}
+            about = {
+                "network": layer_label(name),
+                "layer": layers.index(layer) + 1,
+                "what": KINDS[kind],
+            }
             rows.append(about | beside(own, control))
         if name in WORDS:  # the last layer's
-            panels += [panel(f"{layer_label(name)}: {said.values.shape[1]} {WORDS[name]}", said.values, own)]
-            panels += [panel("its control", said.control(0), explain(said.control(0), classes, scales))]
+            panels += [
+                panel(
+                    f"{layer_label(name)}: {said.values.shape[1]} {WORDS[name]}", said.values, own
+                )
+            ]
+            panels += [
+                panel("its control", said.control(0), explain(said.control(0), classes, scales))
+            ]
     if not panels:
-        raise cli.UserError("the figure dynamics needs a checkpoint with local deformable kernels or CondConv")
+        raise cli.UserError(
+            "the figure dynamics needs a checkpoint with local deformable kernels or CondConv"
+        )
     return clouds(panels, classes, scales, CLASS_NAMES), rows
 
 

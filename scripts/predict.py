@@ -46,7 +46,9 @@ class Arguments:
         if self.format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {self.format!r}")
         if min(self.top, self.batch_size) < 1 or self.workers < 0:
-            raise ValueError(f"top and batch_size must be above 0, got {self.top} and {self.batch_size}")
+            raise ValueError(
+                f"top and batch_size must be above 0, got {self.top} and {self.batch_size}"
+            )
 
 
 def as_table(predictions: Iterable[Prediction]) -> str:
@@ -57,7 +59,9 @@ def as_table(predictions: Iterable[Prediction]) -> str:
     wide = max((len(image) for image, _ in rows), default=0)
     columns = [max(map(len, column)) for column in zip(*(texts for _, texts in rows), strict=True)]
     lines = [
-        "  ".join([f"{image:<{wide}}", *(f"{t:<{w}}" for t, w in zip(texts, columns, strict=True))]).rstrip()
+        "  ".join(
+            [f"{image:<{wide}}", *(f"{t:<{w}}" for t, w in zip(texts, columns, strict=True))]
+        ).rstrip()
         for image, texts in rows
     ]
     return "".join(f"{line}\n" for line in lines)
@@ -69,7 +73,8 @@ def as_csv(predictions: Iterable[Prediction]) -> str:
     writer.writerow(["image", "rank", "class", "probability"])
     for image, names, shares in predictions:
         writer.writerows(
-            [image, rank, name, f"{share:.6f}"] for rank, (name, share) in enumerate(zip(names, shares, strict=True), 1)
+            [image, rank, name, f"{share:.6f}"]
+            for rank, (name, share) in enumerate(zip(names, shares, strict=True), 1)
         )
     return text.getvalue()
 
@@ -89,7 +94,9 @@ def main(arguments: Arguments) -> int:
     pretrained = arguments.checkpoint or arguments.model.pretrained
     with distributed.start(arguments.device, timeout=600) as world:
         network = load_network(replace(arguments.model, pretrained=pretrained), arguments.weights)
-        options = {name: getattr(arguments, name) for name in ("top", "batch_size", "workers", "precision")}
+        options = {
+            name: getattr(arguments, name) for name in ("top", "batch_size", "workers", "precision")
+        }
         predictor = Predictor(network, world.device, **options)
         text = FORMATS[arguments.format](predictor(paths))
     if arguments.output:

@@ -27,15 +27,21 @@ from dkcls.engine import cli
 from dkcls.engine.build import build_dataset
 from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.network import load_network
-from dkcls.engine.runs import SCOPE, WITHOUT_SCOPE, Group, find_runs, group_runs, over_scopes, summarize
+from dkcls.engine.runs import (
+    SCOPE,
+    WITHOUT_SCOPE,
+    Group,
+    find_runs,
+    group_runs,
+    over_scopes,
+    summarize,
+)
 
 MOST = 6  # settings whose networks are looked into
 FIGURES = {"top1": "top-1, %", "top5": "top-5, %", "loss": "loss"}
 RESULTS = """On validation images: the share that the network names right (top-1), the share for which the right name is among
 its five best guesses (top-5), and the loss, lower is better."""
-SPREAD = (
-    """± is the standard deviation over runs that differ in their random seed alone; a difference below it may be chance."""
-)
+SPREAD = """± is the standard deviation over runs that differ in their random seed alone; a difference below it may be chance."""
 SCOPES = """A deformable kernel reads its small kernel from a larger square of weights, the scope. A larger scope leaves it
 more room to adapt. Dots are single runs, lines their means, bars standard deviations; dashed lines have no scope."""
 
@@ -49,10 +55,20 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     groups = group_runs(find_runs(arguments.run))
     ranked = sorted(groups, key=lambda group: -mean_top1(group))
-    sections = [results(groups, ranked[0]), scopes(groups), *networks(ranked[:MOST]), settings(ranked[0])]
+    sections = [
+        results(groups, ranked[0]),
+        scopes(groups),
+        *networks(ranked[:MOST]),
+        settings(ranked[0]),
+    ]
     folder = Path(arguments.run if isinstance(arguments.run, str) else ".")
     output = arguments.output or (folder if folder.is_dir() else Path(".")) / "report.html"
-    text = page(title(groups), lead(groups, ranked[0]), [s for s in sections if s], f"Made by dkcls {__version__}.")
+    text = page(
+        title(groups),
+        lead(groups, ranked[0]),
+        [s for s in sections if s],
+        f"Made by dkcls {__version__}.",
+    )
     write_atomically(output, text.encode())
     print(f"{output}: {sum(len(group.runs) for group in groups)} runs, {len(text) / 2**20:.1f} MB")
 
@@ -67,8 +83,17 @@ def label(group: Group, *without: str) -> str:
         return group.runs[0].path.name
     spatial = group.runs[0].config["model.spatial"]
     hidden = {"model.spatial", *without, *([SCOPE] if spatial in WITHOUT_SCOPE else [])}
-    shown = {key: value for key, value in group.settings.items() if value is not None and key not in hidden}
-    return ", ".join([layer_label(spatial or "rigid"), *(f"{key.split('.')[-1]} {value}" for key, value in shown.items())])
+    shown = {
+        key: value
+        for key, value in group.settings.items()
+        if value is not None and key not in hidden
+    }
+    return ", ".join(
+        [
+            layer_label(spatial or "rigid"),
+            *(f"{key.split('.')[-1]} {value}" for key, value in shown.items()),
+        ]
+    )
 
 
 def title(groups: Sequence[Group]) -> str:
@@ -81,8 +106,14 @@ def lead(groups: Sequence[Group], best: Group) -> str:
     what = "One network" if count == 1 else f"{count} networks, in {len(groups)} settings,"
     words = f"{what} of the kind {config['model.name']} learnt to name what is in the images of {config['data.name']}. "
     if len(groups) == 1:
-        return words + f"{mean_top1(best):.1f} % of the validation images, which were never trained on, get the right name."
-    return words + f"With the best setting, {label(best)}, {mean_top1(best):.1f} % of the validation images get the right name."
+        return (
+            words
+            + f"{mean_top1(best):.1f} % of the validation images, which were never trained on, get the right name."
+        )
+    return (
+        words
+        + f"With the best setting, {label(best)}, {mean_top1(best):.1f} % of the validation images get the right name."
+    )
 
 
 def results(groups: Sequence[Group], best: Group) -> Section:
@@ -92,12 +123,24 @@ def results(groups: Sequence[Group], best: Group) -> Section:
         for name, words in FIGURES.items():
             if name in summary:
                 spread = summary.get(f"{name}_std")
-                row[words] = f"{summary[name]:.2f}" + (f" ± {spread:.2f}" if spread is not None else "")
-        rows.append(row | {"parameters": f"{summary['parameters']:,}", "minutes": f"{summary['seconds'] / 60:.1f}"})
+                row[words] = f"{summary[name]:.2f}" + (
+                    f" ± {spread:.2f}" if spread is not None else ""
+                )
+        rows.append(
+            row
+            | {
+                "parameters": f"{summary['parameters']:,}",
+                "minutes": f"{summary['seconds'] / 60:.1f}",
+            }
+        )
     if len(rows) == 1:
         del rows[0]["setting"]
         return Section("Result", paragraph(RESULTS) + facts(rows[0]))
-    return Section("Results", paragraph(f"{RESULTS} {SPREAD}") + table(rows, [group is best for group in groups].index(True)))
+    return Section(
+        "Results",
+        paragraph(f"{RESULTS} {SPREAD}")
+        + table(rows, [group is best for group in groups].index(True)),
+    )
 
 
 def scopes(groups: Sequence[Group]) -> Section | None:
@@ -107,9 +150,16 @@ def scopes(groups: Sequence[Group]) -> Section | None:
         return None
     with TemporaryDirectory() as folder:
         picture = plot_sweep(
-            series, Path(folder) / "scopes.png", xlabel="scope", ylabel="validation top-1, %", baselines=baselines
+            series,
+            Path(folder) / "scopes.png",
+            xlabel="scope",
+            ylabel="validation top-1, %",
+            baselines=baselines,
         )
-        return Section("Accuracy over the scope", paragraph(SCOPES) + chart(picture.read_bytes(), "accuracy over the scope"))
+        return Section(
+            "Accuracy over the scope",
+            paragraph(SCOPES) + chart(picture.read_bytes(), "accuracy over the scope"),
+        )
 
 
 def networks(groups: Sequence[Group]) -> list[Section | None]:
@@ -120,15 +170,21 @@ def networks(groups: Sequence[Group]) -> list[Section | None]:
             run = group.runs[0]
             network = load_network(ModelConfig(name=None, pretrained=str(run.path / "best.pt")))
             dataset = build_dataset(network.run.data, "val", network.run.seed)
-            subjects.append(Subject(label(group), network.model.eval(), dataset, run.path / "metrics.jsonl"))
+            subjects.append(
+                Subject(label(group), network.model.eval(), dataset, run.path / "metrics.jsonl")
+            )
     except cli.UserError as error:
         return [Section("The networks", paragraph(f"They could not be looked into: {error}."))]
     return [curves_section(subjects), fields_section(subjects), dynamics_section(subjects)]
 
 
 def settings(group: Group) -> Section:
-    words = f"Everything that was set for {label(group)}; what is not listed was left to its default."
-    text = "\n".join(f"{key}: {value}" for key, value in group.runs[0].config.items() if value not in (None, {}))
+    words = (
+        f"Everything that was set for {label(group)}; what is not listed was left to its default."
+    )
+    text = "\n".join(
+        f"{key}: {value}" for key, value in group.runs[0].config.items() if value not in (None, {})
+    )
     return Section("Config", paragraph(words) + folded("all keys", text))
 
 

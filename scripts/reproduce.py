@@ -30,7 +30,15 @@ from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.network import load_network
 from dkcls.models.paper import PAPER
 from dkcls.tasks.parallel import train_all
-from dkcls.tasks.study import Measured, Row, check_known, jobs, mean_and_spread, measured, write_table
+from dkcls.tasks.study import (
+    Measured,
+    Row,
+    check_known,
+    jobs,
+    mean_and_spread,
+    measured,
+    write_table,
+)
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Beyond the 0.4 to 1.1 and the 60 degrees of training: four bins of scale are inside and three on either side.
@@ -45,9 +53,21 @@ RANGES = (  # what it is called, and which bins it has
 )
 
 
-def row(name: str, label: str, model: dict[str, Any], *more: str, multiplier: float = 0.0, paper: str | None = None) -> Row:
+def row(
+    name: str,
+    label: str,
+    model: dict[str, Any],
+    *more: str,
+    multiplier: float = 0.0,
+    paper: str | None = None,
+) -> Row:
     settings = [f"model.{key}={value}" for key, value in model.items()]
-    return Row(name, label, (*settings, *([f"optim.generator_lr={multiplier}"] if multiplier else []), *more), paper)
+    return Row(
+        name,
+        label,
+        (*settings, *([f"optim.generator_lr={multiplier}"] if multiplier else []), *more),
+        paper,
+    )
 
 
 # Multipliers of the generators' learning rate, chosen on the validation split.
@@ -63,28 +83,88 @@ MAIN = (
     row("longer", "rigid, longer: CPU time of local 4", {}, "schedule.epochs=4"),
     row("static4", "static scope 4", {"spatial": "static", "scope": 4}),
     row("global4", "global 4", GLOBAL4, multiplier=GLOBAL, paper="_global4"),
-    *(row(f"local{s}", f"local {s}", LOCAL4 | {"scope": s}, multiplier=LOCAL, paper=f"_local{s}") for s in (3, 4, 5, 9)),
-    row("point2_global4", "1x1 global 2 + global 4", POINT2 | GLOBAL4, multiplier=POINT_GLOBAL, paper="_point2_global4"),
-    row("point2_local4", "1x1 global 2 + local 4", POINT2 | LOCAL4, multiplier=LOCAL, paper="_point2_local4"),
+    *(
+        row(f"local{s}", f"local {s}", LOCAL4 | {"scope": s}, multiplier=LOCAL, paper=f"_local{s}")
+        for s in (3, 4, 5, 9)
+    ),
+    row(
+        "point2_global4",
+        "1x1 global 2 + global 4",
+        POINT2 | GLOBAL4,
+        multiplier=POINT_GLOBAL,
+        paper="_point2_global4",
+    ),
+    row(
+        "point2_local4",
+        "1x1 global 2 + local 4",
+        POINT2 | LOCAL4,
+        multiplier=LOCAL,
+        paper="_point2_local4",
+    ),
     row("dcn", "DCN", {"spatial": "dcn"}, multiplier=DCN, paper="_dcn"),
-    row("dcn_local4", "DCN + local 4", LOCAL4 | {"spatial": "dcn_local_dk"}, multiplier=LOCAL, paper="_dcn_local4"),
+    row(
+        "dcn_local4",
+        "DCN + local 4",
+        LOCAL4 | {"spatial": "dcn_local_dk"},
+        multiplier=LOCAL,
+        paper="_dcn_local4",
+    ),
     row("cond", "cond", COND | {"spatial": "cond"}, paper="_cond"),
     row("cond_local4", "cond + local 4", COND | LOCAL4, multiplier=LOCAL, paper="_cond_local4"),
 )
 ABLATION = (
     row("local4_spread", "local 4, grid spread", LOCAL4 | {"grid": "spread"}, multiplier=LOCAL),
-    row("local9_spread", "local 9, grid spread", LOCAL4 | {"scope": 9, "grid": "spread"}, multiplier=LOCAL),
-    row("local7_step2", "local 7, grid step 2", LOCAL4 | {"scope": 7, "grid": 2.0}, multiplier=LOCAL),
-    row("local4_independent", "local 4, scope drawn independently", LOCAL4 | {"scope_init": "independent"}, multiplier=LOCAL),
-    row("local4_projected", "local 4, projected gradient", LOCAL4 | {"clip": "projected"}, multiplier=LOCAL),
-    *(row(f"local4_times{m:g}", f"local 4, generators x {m:g}", LOCAL4, multiplier=m) for m in LOCAL_OTHERS),
-    *(row(f"global4_times{m:g}", f"global 4, generators x {m:g}", GLOBAL4, multiplier=m) for m in GLOBAL_OTHERS),
+    row(
+        "local9_spread",
+        "local 9, grid spread",
+        LOCAL4 | {"scope": 9, "grid": "spread"},
+        multiplier=LOCAL,
+    ),
+    row(
+        "local7_step2", "local 7, grid step 2", LOCAL4 | {"scope": 7, "grid": 2.0}, multiplier=LOCAL
+    ),
+    row(
+        "local4_independent",
+        "local 4, scope drawn independently",
+        LOCAL4 | {"scope_init": "independent"},
+        multiplier=LOCAL,
+    ),
+    row(
+        "local4_projected",
+        "local 4, projected gradient",
+        LOCAL4 | {"clip": "projected"},
+        multiplier=LOCAL,
+    ),
+    *(
+        row(f"local4_times{m:g}", f"local 4, generators x {m:g}", LOCAL4, multiplier=m)
+        for m in LOCAL_OTHERS
+    ),
+    *(
+        row(f"global4_times{m:g}", f"global 4, generators x {m:g}", GLOBAL4, multiplier=m)
+        for m in GLOBAL_OTHERS
+    ),
 )
 
 
-def tuned(name: str, label: str, model: dict[str, Any], *, lr: float = 0.2, gain: float = 0.1, multiplier: float = 0.0) -> Row:
-    words = f"{label}, learning rate {lr:g}, depthwise gain {gain:g}" + (f", generators x {multiplier:g}" if multiplier else "")
-    return row(f"tune_{name}", words, model | {"depthwise_gain": gain}, f"optim.lr={lr}", multiplier=multiplier)
+def tuned(
+    name: str,
+    label: str,
+    model: dict[str, Any],
+    *,
+    lr: float = 0.2,
+    gain: float = 0.1,
+    multiplier: float = 0.0,
+) -> Row:
+    words = f"{label}, learning rate {lr:g}, depthwise gain {gain:g}" + (
+        f", generators x {multiplier:g}" if multiplier else ""
+    )
+    return row(
+        f"tune_{name}",
+        words,
+        model | {"depthwise_gain": gain},
+        f"optim.lr={lr}",
+        multiplier=multiplier,
+    )
 
 
 # In two rounds: around a learning rate of 0.2 and a gain of 0.1, then at the gain that was best over rigid and local.
@@ -95,15 +175,33 @@ TUNING = (
     *(tuned(f"rigid_gain{gain:g}", "rigid", {}, gain=gain) for gain in (0.01, 0.03, 0.3, 1.0)),
     tuned("local4", "local 4", LOCAL4, multiplier=0.01),
     *(tuned(f"local4_lr{lr:g}", "local 4", LOCAL4, lr=lr, multiplier=0.01) for lr in (0.1, 0.4)),
-    *(tuned(f"local4_gain{gain:g}", "local 4", LOCAL4, gain=gain, multiplier=0.01) for gain in (0.01, 0.03, 0.3, 1.0)),
+    *(
+        tuned(f"local4_gain{gain:g}", "local 4", LOCAL4, gain=gain, multiplier=0.01)
+        for gain in (0.01, 0.03, 0.3, 1.0)
+    ),
     *(tuned(f"local4_times{m:g}", "local 4", LOCAL4, multiplier=m) for m in (0.003, 0.03, 0.1)),
     tuned("global4", "global 4", GLOBAL4, multiplier=0.1),
     *(tuned(f"global4_times{m:g}", "global 4", GLOBAL4, multiplier=m) for m in (0.03, 0.3, 1.0)),
     tuned("dcn", "DCN", DCN_MODEL, multiplier=0.01),
     *(tuned(f"dcn_times{m:g}", "DCN", DCN_MODEL, multiplier=m) for m in (0.003, 0.03, 0.1)),
-    *(tuned(f"global4_gain0.03_times{m:g}", "global 4", GLOBAL4, gain=0.03, multiplier=m) for m in (0.1, 0.3)),
-    *(tuned(f"dcn_gain0.03_times{m:g}", "DCN", DCN_MODEL, gain=0.03, multiplier=m) for m in (0.003, 0.01)),
-    *(tuned(f"point2_times{m:g}", "1x1 global 2 + global 4", POINT2 | GLOBAL4, gain=0.03, multiplier=m) for m in (0.03, 0.3)),
+    *(
+        tuned(f"global4_gain0.03_times{m:g}", "global 4", GLOBAL4, gain=0.03, multiplier=m)
+        for m in (0.1, 0.3)
+    ),
+    *(
+        tuned(f"dcn_gain0.03_times{m:g}", "DCN", DCN_MODEL, gain=0.03, multiplier=m)
+        for m in (0.003, 0.01)
+    ),
+    *(
+        tuned(
+            f"point2_times{m:g}",
+            "1x1 global 2 + global 4",
+            POINT2 | GLOBAL4,
+            gain=0.03,
+            multiplier=m,
+        )
+        for m in (0.03, 0.3)
+    ),
 )
 STUDIES = {"tuning": TUNING, "main": MAIN, "ablation": ABLATION}
 SEEDS = {"tuning": [100, 101], "main": [0, 1, 2, 3, 4], "ablation": [0, 1, 2]}
@@ -140,7 +238,9 @@ class Arguments:
     out: Path = Path("runs/reproduce")  # the runs; tables and plots go to OUT/report
     studies: list[str] = field(default_factory=lambda: list(STUDIES))
     rows: list[str] = field(default_factory=list)  # only these networks
-    seeds: list[int] = field(default_factory=list)  # none: 0 to 4; 0 to 2 for the ablation, 100 and 101 for tuning
+    seeds: list[int] = field(
+        default_factory=list
+    )  # none: 0 to 4; 0 to 2 for the ablation, 100 and 101 for tuning
     jobs: int = 0  # at once; 0: one per core
     overrides: list[str] = field(default_factory=list)  # of every run, such as train.device=cuda
     train: bool = True  # false: only tables and plots
@@ -152,7 +252,9 @@ def main(arguments: Arguments) -> None:
     for study in arguments.studies if arguments.train else ():
         then = None if study == "tuning" else test_once
         seeds = arguments.seeds or SEEDS[study]
-        runs = jobs("reproduce", arguments.out, STUDIES[study], seeds, arguments.rows, arguments.overrides)
+        runs = jobs(
+            "reproduce", arguments.out, STUDIES[study], seeds, arguments.rows, arguments.overrides
+        )
         train_all(list(runs), CONFIGS, arguments.jobs, then)
     report(arguments)
 
@@ -185,7 +287,9 @@ def hits(model: torch.nn.Module, data: DataConfig) -> np.ndarray:
     return np.concatenate(right)
 
 
-def by_factor(model: torch.nn.Module, data: DataConfig, factor: str, edges: np.ndarray) -> list[float]:
+def by_factor(
+    model: torch.nn.Module, data: DataConfig, factor: str, edges: np.ndarray
+) -> list[float]:
     """Percent right in each bin of the factor's size."""
     dataset = build_dataset(data, "test", 0)
     assert isinstance(dataset, DeformedFashion)
@@ -206,20 +310,38 @@ def report(arguments: Arguments) -> None:
     for study, rows in (("main", MAIN), ("ablation", ABLATION)):
         shown = [networks[r.name] for r in rows if r.name in networks]
         if shown:
-            write_table(folder / study, [table_row(network, networks["rigid"]) for network in shown])
+            write_table(
+                folder / study, [table_row(network, networks["rigid"]) for network in shown]
+            )
     write_table(folder / "questions", list(answers(networks)))
     main_rows = {r.name: networks[r.name] for r in MAIN if r.name in networks}
-    write_table(folder / "outside", [outside_row(network, networks["rigid"]) for network in main_rows.values()])
-    gains = {n.row.label: compare(n.of("test"), networks["rigid"].of("test")).differences for n in main_rows.values()}
+    write_table(
+        folder / "outside",
+        [outside_row(network, networks["rigid"]) for network in main_rows.values()],
+    )
+    gains = {
+        n.row.label: compare(n.of("test"), networks["rigid"].of("test")).differences
+        for n in main_rows.values()
+    }
     controls = [r.label for r in MAIN[:5]]
     plot_gains(
         {label: values for label, values in gains.items() if label != "rigid"}, folder / "gains.png",
         xlabel="test top-1 over that of rigid, points", controls=controls,
     )  # fmt: skip
     test = {name: network.values("test") for name, network in networks.items()}
-    baselines = {networks[name].row.label: test[name] for name in ("rigid", "static4") if name in test}
-    scopes: dict[float, list[float]] = {s: test[f"local{s}"] for s in (3, 4, 5, 9) if f"local{s}" in test}
-    plot_sweep({"local DK": scopes}, folder / "scope.png", xlabel="scope", ylabel="test top-1, %", baselines=baselines)
+    baselines = {
+        networks[name].row.label: test[name] for name in ("rigid", "static4") if name in test
+    }
+    scopes: dict[float, list[float]] = {
+        s: test[f"local{s}"] for s in (3, 4, 5, 9) if f"local{s}" in test
+    }
+    plot_sweep(
+        {"local DK": scopes},
+        folder / "scope.png",
+        xlabel="scope",
+        ylabel="test top-1, %",
+        baselines=baselines,
+    )
     multipliers = {
         f"{kind} DK 4": {own: test[f"{kind}4"]}
         | {m: test[f"{kind}4_times{m:g}"] for m in others if f"{kind}4_times{m:g}" in test}
@@ -235,13 +357,24 @@ def report(arguments: Arguments) -> None:
         ("by_rotation", ROTATIONS, (0.0, 60.0), "rotation of the object, degrees"),
     ):
         curves = {networks[n].row.label: networks[n].of(figure) for n in CURVES if n in networks}
-        plot_factors(edges, curves, trained, folder / f"{figure}.png", xlabel=words, logarithmic=figure == "by_scale")
+        plot_factors(
+            edges,
+            curves,
+            trained,
+            folder / f"{figure}.png",
+            xlabel=words,
+            logarithmic=figure == "by_scale",
+        )
     print(f"tables and plots are in {folder}")
 
 
 def tuning_row(network: Measured) -> dict[str, Any]:
     top1 = network.values("top1")
-    return {"network": network.row.label, "seeds": " ".join(map(str, network.results)), **mean_and_spread("val top-1", top1)}
+    return {
+        "network": network.row.label,
+        "seeds": " ".join(map(str, network.results)),
+        **mean_and_spread("val top-1", top1),
+    }
 
 
 def table_row(network: Measured, rigid: Measured) -> dict[str, Any]:
@@ -252,10 +385,17 @@ def table_row(network: Measured, rigid: Measured) -> dict[str, Any]:
     values["CPU time of rigid's"] = fmean(times[0]) / fmean(times[1]) if all(times) else None
     for name, figure in (("val top-1", "top1"), ("test top-1", "test")):
         values |= mean_and_spread(name, network.values(figure))
-    values["test, over rigid"] = "" if network is rigid else str(compare(network.of("test"), rigid.of("test")))
+    values["test, over rigid"] = (
+        "" if network is rigid else str(compare(network.of("test"), rigid.of("test")))
+    )
     if network.row.paper is not None:
-        for name, base in (("paper: R50-DW", "resnet50_dw"), ("paper: MobileNet-V2", "mobilenetv2_100")):
-            values[name] = next((f"{p.top1}" for p in PAPER if p.name == base + network.row.paper), "")
+        for name, base in (
+            ("paper: R50-DW", "resnet50_dw"),
+            ("paper: MobileNet-V2", "mobilenetv2_100"),
+        ):
+            values[name] = next(
+                (f"{p.top1}" for p in PAPER if p.name == base + network.row.paper), ""
+            )
     return values
 
 
@@ -276,7 +416,12 @@ def answers(networks: dict[str, Measured]) -> Iterator[dict[str, Any]]:
             result = compare(networks[a].of("test"), networks[b].of("test"))
             seeds = " ".join(f"{difference:+.2f}" for difference in result.differences)
             difference = f"{networks[a].row.label} - {networks[b].row.label}"
-            yield {"question": question, "difference": difference, "test top-1, points": str(result), "seed by seed": seeds}
+            yield {
+                "question": question,
+                "difference": difference,
+                "test top-1, points": str(result),
+                "seed by seed": seeds,
+            }
 
 
 if __name__ == "__main__":

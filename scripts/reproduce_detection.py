@@ -26,7 +26,15 @@ from dkcls.engine.distributed import World
 from dkcls.models.paper import PAPER_DETECTION
 from dkcls.tasks import evaluate_checkpoint
 from dkcls.tasks.parallel import train_all
-from dkcls.tasks.study import Measured, Row, check_known, jobs, mean_and_spread, measured, write_table
+from dkcls.tasks.study import (
+    Measured,
+    Row,
+    check_known,
+    jobs,
+    mean_and_spread,
+    measured,
+    write_table,
+)
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NETWORKS = {  # label, overrides, how its name ends in the paper's tables
@@ -42,7 +50,14 @@ CLASSIFIERS = {  # for tuning: runs of scripts/reproduce.py
     "dcn": "tune_dcn_gain0.03_times0.003",
 }
 SEEDS = {"tuning": [100], "main": [0, 1, 2, 3, 4]}
-FIGURES = {"map": "AP", "ap50": "AP50", "ap75": "AP75", "ap_small": "small", "ap_medium": "medium", "ap_large": "large"}
+FIGURES = {
+    "map": "AP",
+    "ap50": "AP50",
+    "ap75": "AP75",
+    "ap_small": "small",
+    "ap_medium": "medium",
+    "ap_large": "large",
+}
 
 
 @dataclass
@@ -58,12 +73,22 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    studies = {"tuning": list(tuning(arguments.classifiers)), "main": list(detectors(arguments.classifiers))}
+    studies = {
+        "tuning": list(tuning(arguments.classifiers)),
+        "main": list(detectors(arguments.classifiers)),
+    }
     check_known("study", arguments.studies, studies)
     check_known("row", arguments.rows, [row.name for rows in studies.values() for row in rows])
     for study in arguments.studies if arguments.train else ():
         seeds = arguments.seeds or SEEDS[study]
-        runs = jobs("det_quickstart", arguments.out, studies[study], seeds, arguments.rows, arguments.overrides)
+        runs = jobs(
+            "det_quickstart",
+            arguments.out,
+            studies[study],
+            seeds,
+            arguments.rows,
+            arguments.overrides,
+        )
         train_all(list(runs), CONFIGS, arguments.jobs, None if study == "tuning" else test_once)
     tuned = measured(arguments.out, studies["tuning"], "result.json")
     found = measured(arguments.out, studies["main"], "result.json", "test.json")
@@ -72,22 +97,37 @@ def main(arguments: Arguments) -> None:
     if tuned:
         write_table(arguments.out / "report/tuning", [tuning_row(each) for each in tuned.values()])
     if found:
-        write_table(arguments.out / "report/detection", [table_row(each, found) for each in found.values()])
+        write_table(
+            arguments.out / "report/detection", [table_row(each, found) for each in found.values()]
+        )
         write_table(arguments.out / "report/questions", list(answers(found)))
 
 
 def detectors(classifiers: Path) -> Iterator[Row]:
     for start, words in STARTS.items():
         for name, (label, overrides, paper) in NETWORKS.items():
-            yield Row(f"{name}_{start}", f"{label}, {words}", (*overrides, *weights(start, classifiers / name)), paper)
+            yield Row(
+                f"{name}_{start}",
+                f"{label}, {words}",
+                (*overrides, *weights(start, classifiers / name)),
+                paper,
+            )
 
 
 def tuning(classifiers: Path) -> Iterator[Row]:
     for start, words in STARTS.items():
         for rate in RATES:
             for name, (label, overrides, _) in NETWORKS.items():
-                own = (*overrides, f"optim.lr={rate}", *weights(start, classifiers / CLASSIFIERS[name]))
-                yield Row(f"tune_{name}_{start}_lr{rate:g}", f"{label}, {words}, learning rate {rate:g}", own)
+                own = (
+                    *overrides,
+                    f"optim.lr={rate}",
+                    *weights(start, classifiers / CLASSIFIERS[name]),
+                )
+                yield Row(
+                    f"tune_{name}_{start}_lr{rate:g}",
+                    f"{label}, {words}, learning rate {rate:g}",
+                    own,
+                )
 
 
 def weights(start: str, classifier: Path) -> tuple[str, ...]:
@@ -100,28 +140,48 @@ def test_once(run: Path, cpu_seconds: float | None) -> None:
     if not file.exists():
         config = EvalConfig(split="test", batch_size=20)
         figures = evaluate_checkpoint(str(run / "last.pt"), config, [], World(torch.device("cpu")))
-        write_atomically(file, json.dumps({"cpu_seconds": cpu_seconds, **{f"test_{k}": figures[k] for k in FIGURES}}).encode())
+        write_atomically(
+            file,
+            json.dumps(
+                {"cpu_seconds": cpu_seconds, **{f"test_{k}": figures[k] for k in FIGURES}}
+            ).encode(),
+        )
 
 
 def tuning_row(each: Measured) -> dict[str, Any]:
-    return {"detector": each.row.label, "seeds": len(each.results)} | mean_and_spread("val AP", each.values("map"))
+    return {"detector": each.row.label, "seeds": len(each.results)} | mean_and_spread(
+        "val AP", each.values("map")
+    )
 
 
 def table_row(each: Measured, found: dict[str, Measured]) -> dict[str, Any]:
     some = next(iter(each.results.values()))
-    values: dict[str, Any] = {"detector": each.row.label, "seeds": len(each.results), "parameters": some["parameters"]}
+    values: dict[str, Any] = {
+        "detector": each.row.label,
+        "seeds": len(each.results),
+        "parameters": some["parameters"],
+    }
     times = [n.values("cpu_seconds") for n in (each, found.get("rigid_scratch", each))]
     values["CPU time of rigid's"] = fmean(times[0]) / fmean(times[1]) if all(times) else None
     values |= mean_and_spread("val AP", each.values("map"))
     for figure, words in FIGURES.items():
         values |= mean_and_spread(f"test {words}", each.values(f"test_{figure}"))
-    for words, base in (("paper: R50-DW", "resnet50_dw"), ("paper: MobileNet-V2", "mobilenetv2_100")):
-        values[words] = next(f"{row.map}" for row in PAPER_DETECTION if row.name == f"{base}{each.row.paper}")
+    for words, base in (
+        ("paper: R50-DW", "resnet50_dw"),
+        ("paper: MobileNet-V2", "mobilenetv2_100"),
+    ):
+        values[words] = next(
+            f"{row.map}" for row in PAPER_DETECTION if row.name == f"{base}{each.row.paper}"
+        )
     return values
 
 
 def answers(found: dict[str, Measured]) -> Iterator[dict[str, Any]]:
-    pairs = [(f"{name}_{start}", f"rigid_{start}") for start in ("scratch", "pretrained") for name in ("local4", "dcn")]
+    pairs = [
+        (f"{name}_{start}", f"rigid_{start}")
+        for start in ("scratch", "pretrained")
+        for name in ("local4", "dcn")
+    ]
     pairs += [(f"{name}_pretrained", f"{name}_scratch") for name in NETWORKS]
     for a, b in pairs:
         if a in found and b in found:

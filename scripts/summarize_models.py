@@ -33,7 +33,9 @@ def faults(row: PaperRow, parameters: int, macs: int) -> list[str]:
     if parameters != row.parameters:
         found.append(f"{row.name} has {parameters:,} parameters, not {row.parameters:,}")
     if round(parameters / 1e6, 1) != row.parameters_printed:
-        found.append(f"{row.name} has {parameters:,} parameters, the paper prints {row.parameters_printed} M")
+        found.append(
+            f"{row.name} has {parameters:,} parameters, the paper prints {row.parameters_printed} M"
+        )
     if abs(macs / row.macs - 1) > MACS_TOLERANCE:
         found.append(f"{row.name} has {macs:,} MACs, not {row.macs:,.0f}")
     return found
@@ -42,7 +44,9 @@ def faults(row: PaperRow, parameters: int, macs: int) -> list[str]:
 def milliseconds_per_image(model: nn.Module, device: str, batch: int, repeats: int) -> float:
     """The fastest of some forward passes: what else the machine does only ever adds."""
     model.eval()
-    images = torch.randn(batch, *INPUT_SIZE, device=device).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(batch, *INPUT_SIZE, device=device).contiguous(
+        memory_format=torch.channels_last
+    )
     times = []
     with torch.inference_mode():
         for _ in range(repeats + 1):  # the first one warms up
@@ -57,7 +61,9 @@ def milliseconds_per_image(model: nn.Module, device: str, batch: int, repeats: i
 def train_step_mib(model: nn.Module, device: str, batch: int) -> float:
     """Peak of what PyTorch allocates in a forward and backward pass, activations and gradients, in MiB."""
     model.train()
-    images = torch.randn(batch, *INPUT_SIZE, device=device).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(batch, *INPUT_SIZE, device=device).contiguous(
+        memory_format=torch.channels_last
+    )
 
     def step() -> None:
         cross_entropy(model(images), torch.zeros(batch, dtype=torch.long, device=device)).backward()
@@ -70,7 +76,9 @@ def train_step_mib(model: nn.Module, device: str, batch: int) -> float:
         step()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         step()
     assert profile.profiler is not None
     used = peak = 0
@@ -98,11 +106,17 @@ def summarize(row: PaperRow, arguments: argparse.Namespace) -> tuple[dict[str, s
         "activations / 1e6": f"{count_activations(model, INPUT_SIZE) / 1e6:.2f}",
     }
     if arguments.time or arguments.memory:
-        model = timm.create_model(row.name).to(memory_format=torch.channels_last).to(arguments.device)
+        model = (
+            timm.create_model(row.name).to(memory_format=torch.channels_last).to(arguments.device)
+        )
     if arguments.time:
-        line["ms per image"] = f"{milliseconds_per_image(model, arguments.device, arguments.batch, arguments.repeats):.1f}"
+        line["ms per image"] = (
+            f"{milliseconds_per_image(model, arguments.device, arguments.batch, arguments.repeats):.1f}"
+        )
     if arguments.memory:
-        line[f"train step, MiB at batch {arguments.batch}"] = f"{train_step_mib(model, arguments.device, arguments.batch):.0f}"
+        line[f"train step, MiB at batch {arguments.batch}"] = (
+            f"{train_step_mib(model, arguments.device, arguments.batch):.0f}"
+        )
     return line, wrong
 
 
@@ -123,18 +137,28 @@ def print_lines(lines: Iterable[dict[str, str]], form: str) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--format", choices=("markdown", "csv"), default="markdown")
     parser.add_argument("--names", nargs="+", metavar="NAME", help="only these networks")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to take the time")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where to take the time"
+    )
     parser.add_argument("--batch", type=int, default=4, help="images per forward pass")
-    parser.add_argument("--repeats", type=int, default=10, help="forward passes, the fastest of which counts")
+    parser.add_argument(
+        "--repeats", type=int, default=10, help="forward passes, the fastest of which counts"
+    )
     parser.add_argument("--no-time", dest="time", action="store_false", help="count only")
-    parser.add_argument("--memory", action="store_true", help="also the peak memory of a train step")
+    parser.add_argument(
+        "--memory", action="store_true", help="also the peak memory of a train step"
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.names or ()) - {row.name for row in PAPER}
     if unknown:
-        parser.error(f"{', '.join(sorted(unknown))}: not among the paper's; those are {', '.join(row.name for row in PAPER)}")
+        parser.error(
+            f"{', '.join(sorted(unknown))}: not among the paper's; those are {', '.join(row.name for row in PAPER)}"
+        )
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA or ROCm device on this machine")
     return arguments

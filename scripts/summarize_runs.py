@@ -24,7 +24,9 @@ from dkcls.engine.runs import SCOPE, find_runs, group_runs, over_scopes, summari
 @dataclass
 class Arguments:
     runs: Any = MISSING  # a folder or a pattern of folders, or several as [a,b]
-    output: Path | None = None  # a folder; none: the folder of runs, if it is one, else the current one
+    output: Path | None = (
+        None  # a folder; none: the folder of runs, if it is one, else the current one
+    )
 
 
 def main(arguments: Arguments) -> None:
@@ -39,7 +41,13 @@ def main(arguments: Arguments) -> None:
     written = [folder / "summary.md", folder / "summary.csv"]
     if SCOPE in groups[0].settings:
         series, baselines = over_scopes(groups, lambda group: group.label(SCOPE))
-        plot_sweep(series, folder / "scope.png", xlabel="scope", ylabel="validation top-1, %", baselines=baselines)
+        plot_sweep(
+            series,
+            folder / "scope.png",
+            xlabel="scope",
+            ylabel="validation top-1, %",
+            baselines=baselines,
+        )
         written.append(folder / "scope.png")
     print("written:", ", ".join(map(str, written)))
 

@@ -35,8 +35,12 @@ if interpreting():
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
     """A test marked `interpreter` is a `gpu` test where kernels are not interpreted."""
-    no_compiler = pytest.mark.skip(reason="TRITON_INTERPRET=1 is set: kernels cannot be compiled in this process")
-    no_gpu = pytest.mark.skip(reason="no GPU here; TRITON_INTERPRET=1 runs these kernels on the CPU")
+    no_compiler = pytest.mark.skip(
+        reason="TRITON_INTERPRET=1 is set: kernels cannot be compiled in this process"
+    )
+    no_gpu = pytest.mark.skip(
+        reason="no GPU here; TRITON_INTERPRET=1 runs these kernels on the CPU"
+    )
     for item in items:
         if item.get_closest_marker("compile") and interpreting():
             item.add_marker(no_compiler)

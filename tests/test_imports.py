@@ -46,7 +46,11 @@ def part(module: str) -> str:
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
     own = part(module)
     assert own in ALLOWED, f"{module}: say in {Path(__file__).name} what dkcls.{own} may import"
-    targets = {name for name in imported_modules(source, module, is_package) if name.split(".")[0] == "dkcls"}
+    targets = {
+        name
+        for name in imported_modules(source, module, is_package)
+        if name.split(".")[0] == "dkcls"
+    }
     allowed = ALLOWED[own] | {own, ""} if own else ALLOWED[own] | {""}
     return [f"{module} imports {name}" for name in sorted(targets) if part(name) not in allowed]
 
@@ -56,7 +60,9 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "dkcls").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "dkcls").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_imports_point_one_way(path):
     assert violations(path.read_text(), module_name(path), path.name == "__init__.py") == []
 
@@ -87,9 +93,18 @@ def test_a_violation_is_caught(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("dkcls.ops.cond_conv", "import torch\nfrom dkcls.ops.checks import autocast\nfrom . import geometry"),
-        ("dkcls.layers.base", "from dkcls.ops import deform_kernel2d\nfrom ..ops.geometry import pair"),
-        ("dkcls.engine.trainer", "from dkcls import __version__\nfrom dkcls.config import Config\nimport dkcls.models"),
+        (
+            "dkcls.ops.cond_conv",
+            "import torch\nfrom dkcls.ops.checks import autocast\nfrom . import geometry",
+        ),
+        (
+            "dkcls.layers.base",
+            "from dkcls.ops import deform_kernel2d\nfrom ..ops.geometry import pair",
+        ),
+        (
+            "dkcls.engine.trainer",
+            "from dkcls import __version__\nfrom dkcls.config import Config\nimport dkcls.models",
+        ),
     ],
 )
 def test_what_points_down_is_let_through(module, source):
@@ -102,7 +117,11 @@ def test_a_new_part_must_be_declared():
 
 
 def test_entry_points_are_imported_by_nobody():
-    entry_points = [path for path in (ROOT / "train.py", ROOT / "eval.py", *(ROOT / "scripts").rglob("*.py")) if path.exists()]
+    entry_points = [
+        path
+        for path in (ROOT / "train.py", ROOT / "eval.py", *(ROOT / "scripts").rglob("*.py"))
+        if path.exists()
+    ]
     names = {"scripts", *(path.stem for path in entry_points if path.parent == ROOT)}
     for path in (ROOT / "dkcls").rglob("*.py"):
         imported = imported_modules(path.read_text(), module_name(path), path.name == "__init__.py")

@@ -23,11 +23,18 @@ def plot_curves(metrics: str | Path, picture: str | Path) -> Path:
     accuracy = ("map", "AP, %", False) if detection else ("top1", "top-1, %", False)
     panels = [("loss", "loss", False), accuracy, ("lr_weights", "learning rate", True)]
     for axes, (key, label, only_train) in zip(figure.subplots(1, 3), panels, strict=True):
-        for kind, colour, name in (("train", "tab:blue", "training"), ("val", "tab:orange", "validation")):
+        for kind, colour, name in (
+            ("train", "tab:blue", "training"),
+            ("val", "tab:orange", "validation"),
+        ):
             points = [(line["step"], line[key]) for line in kinds.get(kind, []) if key in line]
             if points and not (only_train and kind == "val"):
                 axes.plot(
-                    *zip(*points, strict=True), color=colour, label=name, marker="o" if kind == "val" else None, markersize=4
+                    *zip(*points, strict=True),
+                    color=colour,
+                    label=name,
+                    marker="o" if kind == "val" else None,
+                    markersize=4,
                 )
         axes.set_xlabel("step")
         axes.set_ylabel(label)

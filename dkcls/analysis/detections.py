@@ -21,12 +21,17 @@ class Shown(NamedTuple):
 
 
 def draw_detections(
-    rows: Mapping[str, Sequence[Shown]], class_names: Sequence[str], picture: str | Path, threshold: float = 0.5
+    rows: Mapping[str, Sequence[Shown]],
+    class_names: Sequence[str],
+    picture: str | Path,
+    threshold: float = 0.5,
 ) -> Path:
     """A row per detector: true boxes dashed in white, found ones of at least `threshold` in colour, by class."""
     columns = max(len(row) for row in rows.values())
     figure = Figure(figsize=(2.6 * columns, 2.75 * len(rows)), layout="constrained")
-    for line, (name, row) in zip(figure.subplots(len(rows), columns, squeeze=False), rows.items(), strict=True):
+    for line, (name, row) in zip(
+        figure.subplots(len(rows), columns, squeeze=False), rows.items(), strict=True
+    ):
         for axes in line:
             axes.set_axis_off()
         for axes, shown in zip(line, row, strict=False):
@@ -40,13 +45,24 @@ def _draw(axes: Axes, shown: Shown, class_names: Sequence[str], threshold: float
     axes.imshow(pixels[..., 0] if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=255)
     for box in shown.target["boxes"].tolist():
         axes.add_patch(_rectangle(box, "white", linestyle="--", linewidth=0.9))
-    for box, label, score in zip(*(shown.found[key].tolist() for key in ("boxes", "labels", "scores")), strict=True):
+    for box, label, score in zip(
+        *(shown.found[key].tolist() for key in ("boxes", "labels", "scores")), strict=True
+    ):
         if score >= threshold:
             colour = COLOURS[1 + (label - 1) % (len(COLOURS) - 1)]  # the first is dark
             axes.add_patch(_rectangle(box, colour, linewidth=1.5))
             words = f"{class_names[label - 1]} {score:.2f}"
             tag = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
-            axes.text(box[0], box[1] - 1, words, color="white", fontsize=6, va="bottom", bbox=tag, clip_on=True)
+            axes.text(
+                box[0],
+                box[1] - 1,
+                words,
+                color="white",
+                fontsize=6,
+                va="bottom",
+                bbox=tag,
+                clip_on=True,
+            )
 
 
 def _rectangle(box: Sequence[float], colour: str, **style: object) -> Rectangle:

@@ -33,7 +33,9 @@ class Dynamics:
 
     def control(self, seed: int) -> np.ndarray:
         """[N, D]: a random projection of the features."""
-        return self.features @ np.random.default_rng(seed).standard_normal((self.features.shape[1], self.values.shape[1]))
+        return self.features @ np.random.default_rng(seed).standard_normal(
+            (self.features.shape[1], self.values.shape[1])
+        )
 
 
 @torch.no_grad()
@@ -44,15 +46,22 @@ def collect_dynamics(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, D
         stack.enter_context(evaluating(model))
         for name, module in model.named_modules():
             if isinstance(module, (OffsetGenerator, Routing)):
-                stack.callback(module.register_forward_hook(partial(_record, parts.setdefault(name, []))).remove)
+                stack.callback(
+                    module.register_forward_hook(
+                        partial(_record, parts.setdefault(name, []))
+                    ).remove
+                )
         for images in batches:
             model(images)
     return {
-        name: Dynamics(*(torch.cat(part).cpu().numpy() for part in zip(*said, strict=True))) for name, said in parts.items()
+        name: Dynamics(*(torch.cat(part).cpu().numpy() for part in zip(*said, strict=True)))
+        for name, said in parts.items()
     }
 
 
-def _record(said: list[tuple[Tensor, Tensor]], module: nn.Module, args: tuple[Tensor], out: Tensor) -> None:
+def _record(
+    said: list[tuple[Tensor, Tensor]], module: nn.Module, args: tuple[Tensor], out: Tensor
+) -> None:
     said.append((out.flatten(2).mean(2) if out.ndim == 4 else out, args[0].mean((2, 3))))
 
 
@@ -71,7 +80,9 @@ def explain(values: np.ndarray, classes: np.ndarray, scales: np.ndarray) -> Expl
     """`values` [N, D] by class and scale, [N] each."""
     deciles = np.argsort(np.argsort(scales)) * GROUPS // len(scales)
     fit, held = slice(0, None, 2), slice(1, None, 2)
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(values[fit], classes[fit])
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(
+        values[fit], classes[fit]
+    )
     regressor = make_pipeline(StandardScaler(), Ridge()).fit(values[fit], np.log(scales[fit]))
     return Explained(
         variance_share(values, classes),
@@ -81,10 +92,17 @@ def explain(values: np.ndarray, classes: np.ndarray, scales: np.ndarray) -> Expl
     )
 
 
-def explain_control(dynamics: Dynamics, classes: np.ndarray, scales: np.ndarray, seeds: Sequence[int] = range(5)) -> Explained:
+def explain_control(
+    dynamics: Dynamics, classes: np.ndarray, scales: np.ndarray, seeds: Sequence[int] = range(5)
+) -> Explained:
     """The mean over random projections."""
     results = [explain(dynamics.control(seed), classes, scales) for seed in seeds]
-    return Explained(*(float(np.mean([getattr(r, name) for r in results])) for name in Explained.__dataclass_fields__))
+    return Explained(
+        *(
+            float(np.mean([getattr(r, name) for r in results]))
+            for name in Explained.__dataclass_fields__
+        )
+    )
 
 
 def beside(own: Explained, control: Explained) -> dict[str, str]:
@@ -97,11 +115,16 @@ def beside(own: Explained, control: Explained) -> dict[str, str]:
 def variance_share(values: np.ndarray, groups: np.ndarray) -> float:
     """The variance between groups over the total, dimensions summed."""
     mean = values.mean(0)
-    between = sum((groups == g).sum() * ((values[groups == g].mean(0) - mean) ** 2).sum() for g in np.unique(groups))
+    between = sum(
+        (groups == g).sum() * ((values[groups == g].mean(0) - mean) ** 2).sum()
+        for g in np.unique(groups)
+    )
     return float(between / ((values - mean) ** 2).sum())
 
 
 def embed(values: np.ndarray, seed: int = 0) -> np.ndarray:
     """[N, 2] by t-SNE, dimensions standardised."""
     perplexity = min(30.0, (len(values) - 1) / 3)
-    return TSNE(random_state=seed, init="pca", perplexity=perplexity).fit_transform(StandardScaler().fit_transform(values))
+    return TSNE(random_state=seed, init="pca", perplexity=perplexity).fit_transform(
+        StandardScaler().fit_transform(values)
+    )

@@ -29,14 +29,18 @@ def feature_map(model: nn.Module, images: Tensor, module: str | None = None) -> 
         out = _output_of(model, images, module)
     if not isinstance(out, Tensor) or out.ndim != 4:
         came = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(f"the output of {module or 'the network'} must be a feature map [N, C, H, W], got {came}")
+        raise ValueError(
+            f"the output of {module or 'the network'} must be a feature map [N, C, H, W], got {came}"
+        )
     return out
 
 
 def _output_of(model: nn.Module, images: Tensor, module: str) -> Any:
     named = dict(model.named_modules())
     if module not in named:
-        raise ValueError(f"the network has no module {module!r}; its parts are {', '.join(dict(model.named_children()))}")
+        raise ValueError(
+            f"the network has no module {module!r}; its parts are {', '.join(dict(model.named_children()))}"
+        )
 
     def stop(module: nn.Module, args: Any, out: Any) -> None:
         raise _Reached(out)  # what comes after is of no interest
@@ -56,7 +60,11 @@ class _Reached(Exception):
 
 
 def input_gradients(
-    model: nn.Module, images: Tensor, vectors: Tensor, position: Position | None = None, module: str | None = None
+    model: nn.Module,
+    images: Tensor,
+    vectors: Tensor,
+    position: Position | None = None,
+    module: str | None = None,
 ) -> Tensor:
     """[V, N, Cin, H, W]: the signed gradient of <v, output[n, :, position]> to the pixels, for each row v of `vectors` [V, C].
 
@@ -65,7 +73,10 @@ def input_gradients(
     with torch.enable_grad(), evaluating(model), held_generators(model):
         images = images.detach().clone().requires_grad_()
         at = _read(feature_map(model, images, module), position)
-        rows = (torch.autograd.grad((at @ v).sum(), images, retain_graph=True)[0] for v in vectors.to(at))
+        rows = (
+            torch.autograd.grad((at @ v).sum(), images, retain_graph=True)[0]
+            for v in vectors.to(at)
+        )
         return torch.stack(list(rows))
 
 
@@ -93,7 +104,9 @@ def effective_receptive_field(
         count = feature_map(model, images[:1], module).shape[1]
     if channels is not None:
         if not channels or not all(0 <= channel < count for channel in channels):
-            raise ValueError(f"channels must be numbers from 0 to {count - 1}, got {list(channels)}")
+            raise ValueError(
+                f"channels must be numbers from 0 to {count - 1}, got {list(channels)}"
+            )
         vectors = torch.eye(count)[list(channels)]
         return input_gradients(model, images, vectors, position, module).square().sum((0, 2)).sqrt()
     vectors = torch.randn(projections, count, generator=torch.Generator().manual_seed(seed))
@@ -108,7 +121,9 @@ def _read(out: Tensor, position: Position | None) -> Tensor:
     if at.shape != (len(out), 2):
         raise ValueError(f"position must be (row, column) or [{len(out)}, 2], got {list(at.shape)}")
     if (at < 0).any() or (at >= torch.tensor([height, width])).any():
-        raise ValueError(f"position must lie in the feature map of {height} x {width}, got {at.tolist()}")
+        raise ValueError(
+            f"position must lie in the feature map of {height} x {width}, got {at.tolist()}"
+        )
     return out[torch.arange(len(out)), :, at[:, 0], at[:, 1]]
 
 
@@ -127,7 +142,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def held_generators(model: nn.Module) -> Iterator[None]:
     """Within the context, offsets and routing are constants to autograd."""
     generators = [m for m in model.modules() if isinstance(m, (OffsetGenerator, Routing))]
-    handles = [generator.register_forward_hook(lambda module, args, out: out.detach()) for generator in generators]
+    handles = [
+        generator.register_forward_hook(lambda module, args, out: out.detach())
+        for generator in generators
+    ]
     try:
         yield
     finally:

@@ -18,10 +18,15 @@ def overlay(image: np.ndarray, field: np.ndarray) -> np.ndarray:
 
     The field is shown over its 99.5th percentile: a few single pixels would leave the rest in the dark.
     """
-    light = image if image.mean() > 0.5 or image.ndim == 3 else 1 - image  # a grey object on black is shown on white
+    light = (
+        image if image.mean() > 0.5 or image.ndim == 3 else 1 - image
+    )  # a grey object on black is shown on white
     pale = 1 - 0.35 * (1 - (light if light.ndim == 3 else np.repeat(light[..., None], 3, -1)))
     strength = np.clip(field / (np.percentile(field, 99.5) or field.max() or 1), 0, 1)[..., None]
-    return pale * (1 - strength**0.7) + colormaps["magma_r"](0.85 * strength[..., 0])[..., :3] * strength**0.7
+    return (
+        pale * (1 - strength**0.7)
+        + colormaps["magma_r"](0.85 * strength[..., 0])[..., :3] * strength**0.7
+    )
 
 
 def show_field(
@@ -74,23 +79,36 @@ def field_table(rows: Sequence[FieldRow], point: Sequence[float]) -> Figure:
 
 
 def radius_over_scale(
-    scales: np.ndarray, radii: Mapping[str, Mapping[str, np.ndarray]], correlations: Mapping[str, Mapping[str, float]]
+    scales: np.ndarray,
+    radii: Mapping[str, Mapping[str, np.ndarray]],
+    correlations: Mapping[str, Mapping[str, float]],
 ) -> Figure:
     """A row for each depth, a panel for each network: a dot for each object, the mean of each tenth, and the correlation."""
     depths, names = list(radii), list(next(iter(radii.values())))
-    figure = Figure(figsize=(1.75 * len(names) + 0.3, 2.0 * len(depths) + 0.2), layout="constrained")
+    figure = Figure(
+        figsize=(1.75 * len(names) + 0.3, 2.0 * len(depths) + 0.2), layout="constrained"
+    )
     panels = figure.subplots(len(depths), len(names), squeeze=False, sharex=True, sharey="row")
     order = np.array_split(np.argsort(scales), 10)
     for axes, depth in zip(panels, depths, strict=True):
         for panel, name, colour in zip(axes, names, COLOURS, strict=False):
             values = radii[depth][name]
-            panel.plot(scales, values, ".", color=colour, markersize=2, alpha=0.25, markeredgewidth=0)
+            panel.plot(
+                scales, values, ".", color=colour, markersize=2, alpha=0.25, markeredgewidth=0
+            )
             means = [(np.exp(np.log(scales[part]).mean()), values[part].mean()) for part in order]
             panel.plot(*zip(*means, strict=True), "-o", color=colour, markersize=3, linewidth=1.2)
             panel.set_xscale("log")
             panel.set_xticks([0.4, 0.6, 0.8, 1.1], ["0.4", "0.6", "0.8", "1.1"])
             panel.minorticks_off()
-            panel.text(0.05, 0.95, f"r = {correlations[depth][name]:+.2f}", transform=panel.transAxes, va="top", fontsize=8)
+            panel.text(
+                0.05,
+                0.95,
+                f"r = {correlations[depth][name]:+.2f}",
+                transform=panel.transAxes,
+                va="top",
+                fontsize=8,
+            )
             tidy(panel)
         axes[0].set_ylabel(f"{depth}\nERF radius, pixels", fontsize=8)
     for panel, name in zip(panels[0], names, strict=True):

@@ -45,7 +45,9 @@ def _mass(field: Tensor) -> Tensor:
 
 def _axes(field: Tensor) -> tuple[Tensor, Tensor]:
     height, width = field.shape[-2:]
-    return torch.arange(height, device=field.device)[:, None].to(field), torch.arange(width, device=field.device).to(field)
+    return torch.arange(height, device=field.device)[:, None].to(field), torch.arange(
+        width, device=field.device
+    ).to(field)
 
 
 def _covariance(field: Tensor) -> Tensor:

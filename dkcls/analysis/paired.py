@@ -37,4 +37,10 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
         return Paired(differences, differences[0])
     test = stats.ttest_1samp(differences, 0)
     interval = test.confidence_interval(0.95)
-    return Paired(differences, fmean(differences), float(interval.low), float(interval.high), float(test.pvalue))
+    return Paired(
+        differences,
+        fmean(differences),
+        float(interval.low),
+        float(interval.high),
+        float(test.pvalue),
+    )

@@ -31,9 +31,16 @@ def plot_sweep(
     for name, accuracies in series.items():
         colour, places = next(colours), sorted(accuracies)
         for x in places:
-            axes.plot([x] * len(accuracies[x]), accuracies[x], ".", color=colour, alpha=0.45, zorder=2)
-        means, spreads = [np.mean(accuracies[x]) for x in places], [_spread(accuracies[x]) for x in places]
-        axes.errorbar(places, means, spreads, fmt="-o", capsize=3, color=colour, label=name, zorder=3)
+            axes.plot(
+                [x] * len(accuracies[x]), accuracies[x], ".", color=colour, alpha=0.45, zorder=2
+            )
+        means, spreads = (
+            [np.mean(accuracies[x]) for x in places],
+            [_spread(accuracies[x]) for x in places],
+        )
+        axes.errorbar(
+            places, means, spreads, fmt="-o", capsize=3, color=colour, label=name, zorder=3
+        )
     ticks = sorted({x for accuracies in series.values() for x in accuracies})
     if logarithmic:
         axes.set_xscale("log")
@@ -71,12 +78,22 @@ def plot_factors(
     first = next(iter(curves.values()))
     for (name, seeds), colour in zip(curves.items(), itertools.cycle(COLOURS), strict=False):
         values = np.array(list(seeds.values()))
-        gains = np.array([np.subtract(bins, first[seed]) for seed, bins in seeds.items() if seed in first])
+        gains = np.array(
+            [np.subtract(bins, first[seed]) for seed, bins in seeds.items() if seed in first]
+        )
         for axes, shown in ((left, values), (right, gains)):
-            mean, error = shown.mean(0), shown.std(0, ddof=1) / np.sqrt(len(shown)) if len(shown) > 1 else 0.0
+            mean, error = (
+                shown.mean(0),
+                shown.std(0, ddof=1) / np.sqrt(len(shown)) if len(shown) > 1 else 0.0,
+            )
             axes.plot(centers, mean, "-o", markersize=3.5, color=colour, label=name)
-            axes.fill_between(centers, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
-    for axes, label in ((left, "top-1, %"), (right, f"top-1 less that of {next(iter(curves))}, points")):
+            axes.fill_between(
+                centers, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0
+            )
+    for axes, label in (
+        (left, "top-1, %"),
+        (right, f"top-1 less that of {next(iter(curves))}, points"),
+    ):
         axes.axvspan(*trained, color="0.93", zorder=0)
         if logarithmic:
             axes.set_xscale("log")
@@ -91,7 +108,13 @@ def plot_factors(
     return save(figure, picture)
 
 
-def plot_gains(gains: Mapping[str, Sequence[float]], picture: str | Path, *, xlabel: str, controls: Sequence[str] = ()) -> Path:
+def plot_gains(
+    gains: Mapping[str, Sequence[float]],
+    picture: str | Path,
+    *,
+    xlabel: str,
+    controls: Sequence[str] = (),
+) -> Path:
     """One line per network: a dot for each seed, and the mean with its 95 % interval. `controls` are drawn in grey."""
     figure = Figure(figsize=(6.4, 0.9 + 0.3 * len(gains)), layout="constrained")
     axes = figure.subplots()

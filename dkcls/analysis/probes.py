@@ -34,30 +34,48 @@ class Probe(NamedTuple):
 
 def middle(model: nn.Module, dataset: ImageDataset, module: str | None = None) -> Look:
     """The middle position of a feature map."""
-    rows, columns = position_centres(model, (dataset.channels, dataset.image_size, dataset.image_size), module)
+    rows, columns = position_centres(
+        model, (dataset.channels, dataset.image_size, dataset.image_size), module
+    )
     position = len(rows) // 2, len(columns) // 2
     return Look((float(columns[position[1]]), float(rows[position[0]])), position, module)
 
 
 def place(
-    look: Look, dataset: DeformedFashion, indices: np.ndarray, scale: float | np.ndarray, rotation: float | np.ndarray = 0.0
+    look: Look,
+    dataset: DeformedFashion,
+    indices: np.ndarray,
+    scale: float | np.ndarray,
+    rotation: float | np.ndarray = 0.0,
 ) -> Probe:
     """These objects where the position looks, with that scale and rotation (degrees clockwise), for all or for each."""
     x, y = (p - (dataset.image_size - 1) / 2 for p in look.point)
-    factors = (np.broadcast_to(np.asarray(value, np.float64), len(indices)) for value in (scale, rotation, x, y))
+    factors = (
+        np.broadcast_to(np.asarray(value, np.float64), len(indices))
+        for value in (scale, rotation, x, y)
+    )
     return Probe(look, *dataset.render(indices, Factors(*factors)))
 
 
-def probe_fields(model: nn.Module, dataset: DeformedFashion, probe: Probe, projections: int | None = None) -> Tensor:
+def probe_fields(
+    model: nn.Module, dataset: DeformedFashion, probe: Probe, projections: int | None = None
+) -> Tensor:
     """[N, H, W]: the ERFs of the probe's position, from all channels or from so many random projections."""
     normalize = Normalize(dataset.mean, dataset.std)
     channels = None
     if projections is None:
         with torch.no_grad():
-            channels = range(feature_map(model, normalize(probe.images[:1]), probe.look.module).shape[1])
+            channels = range(
+                feature_map(model, normalize(probe.images[:1]), probe.look.module).shape[1]
+            )
     parts = probe.images.split(BATCH)
     options = {"module": probe.look.module, "channels": channels, "projections": projections or 1}
-    return torch.cat([effective_receptive_field(model, normalize(part), probe.look.position, **options) for part in parts])  # type: ignore[arg-type]
+    return torch.cat(
+        [
+            effective_receptive_field(model, normalize(part), probe.look.position, **options)
+            for part in parts
+        ]
+    )  # type: ignore[arg-type]
 
 
 def first_of_classes(dataset: DeformedFashion, classes: Sequence[int]) -> np.ndarray:
@@ -69,4 +87,6 @@ def turned_back(fields: Tensor, point: tuple[float, float], quarters: int) -> Te
     """[N, S, S]: the largest square around `point`, turned clockwise by so many quarters."""
     x, y = map(round, point)
     reach = min(x, y, fields.shape[-1] - 1 - x, fields.shape[-2] - 1 - y)
-    return torch.rot90(fields[..., y - reach : y + reach + 1, x - reach : x + reach + 1], -quarters, (-2, -1))
+    return torch.rot90(
+        fields[..., y - reach : y + reach + 1, x - reach : x + reach + 1], -quarters, (-2, -1)
+    )

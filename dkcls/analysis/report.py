@@ -23,7 +23,10 @@ class Section(NamedTuple):
 
 def page(title: str, lead: str, sections: Sequence[Section], footer: str = "") -> str:
     links = "".join(f'<a href="#part-{i}">{_text(s.title)}</a>' for i, s in enumerate(sections))
-    parts = [f'<section id="part-{i}"><h2>{_text(s.title)}</h2>\n{s.content}</section>' for i, s in enumerate(sections)]
+    parts = [
+        f'<section id="part-{i}"><h2>{_text(s.title)}</h2>\n{s.content}</section>'
+        for i, s in enumerate(sections)
+    ]
     words = {"title": _text(title), "lead": _text(lead), "footer": _text(footer)}
     return TEMPLATE.substitute(words, links=links, sections="\n".join(parts))
 
@@ -62,7 +65,9 @@ def table(rows: Sequence[Mapping[str, Any]], best: int | None = None) -> str:
     head = "".join(f"<th{_number(name in numeric)}>{_text(name)}</th>" for name in names)
     lines = [
         f"<tr{' class=best' if i == best else ''}>"
-        + "".join(f"<td{_number(name in numeric)}>{_text(str(row.get(name, '')))}</td>" for name in names)
+        + "".join(
+            f"<td{_number(name in numeric)}>{_text(str(row.get(name, '')))}</td>" for name in names
+        )
         + "</tr>"
         for i, row in enumerate(rows)
     ]

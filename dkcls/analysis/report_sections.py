@@ -73,7 +73,13 @@ def curves_section(subjects: Sequence[Subject]) -> Section:
         for subject, colour, each in zip(subjects, COLOURS, lines, strict=False):
             points = [(line["step"], line[key]) for line in each.get(kind, []) if key in line]
             marker = "o" if kind == "val" else None
-            axes.plot(*np.reshape(points, (-1, 2)).T, color=colour, marker=marker, markersize=4, label=subject.label)
+            axes.plot(
+                *np.reshape(points, (-1, 2)).T,
+                color=colour,
+                marker=marker,
+                markersize=4,
+                label=subject.label,
+            )
         axes.set_xlabel("step")
         axes.set_ylabel(label)
         tidy(axes)
@@ -94,24 +100,42 @@ def fields_section(subjects: Sequence[Subject]) -> Section:
             probe = place(look, dataset, index, scale, 20.0)
             content += heading(title) + _field_tiles(subjects, look, probe.images, probe.masks[0])
     else:
-        for number, image in enumerate(dataset.load(np.arange(min(3, len(dataset)))).batch.images, 1):
-            content += heading(f"Validation image {number}") + _field_tiles(subjects, look, image[None], None)
+        for number, image in enumerate(
+            dataset.load(np.arange(min(3, len(dataset)))).batch.images, 1
+        ):
+            content += heading(f"Validation image {number}") + _field_tiles(
+                subjects, look, image[None], None
+            )
     return Section("What the network looks at", content)
 
 
-def _field_tiles(subjects: Sequence[Subject], look: Look, images: Tensor, mask: Tensor | None) -> str:
+def _field_tiles(
+    subjects: Sequence[Subject], look: Look, images: Tensor, mask: Tensor | None
+) -> str:
     picture = images[0].movedim(0, -1).numpy().squeeze(-1 if images.shape[1] == 1 else ()) / 255
     shown = [(_tile(picture, None, look.point), "the image")]
     for subject in subjects:
-        field = effective_receptive_field(subject.model, subject.normalized(images), look.position, projections=32)[0]
+        field = effective_receptive_field(
+            subject.model, subject.normalized(images), look.position, projections=32
+        )[0]
         words = f"{subject.label}: radius {measures.radius(field):.1f}"
         if mask is not None:
             words += f", {100 * measures.share_inside(field, mask):.0f} % inside"
-        shown.append((_tile(picture, field.numpy(), look.point, None if mask is None else mask.numpy()), words))
+        shown.append(
+            (
+                _tile(picture, field.numpy(), look.point, None if mask is None else mask.numpy()),
+                words,
+            )
+        )
     return tiles(shown)
 
 
-def _tile(image: np.ndarray, field: np.ndarray | None, point: tuple[float, float], mask: np.ndarray | None = None) -> Figure:
+def _tile(
+    image: np.ndarray,
+    field: np.ndarray | None,
+    point: tuple[float, float],
+    mask: np.ndarray | None = None,
+) -> Figure:
     figure = Figure(figsize=(2, 2 * image.shape[0] / image.shape[1]))
     axes = figure.add_axes((0, 0, 1, 1))
     if field is None:
@@ -131,8 +155,12 @@ def dynamics_section(subjects: Sequence[Subject]) -> Section | None:
             some = np.linspace(0, len(scopes) - 1, min(LAYERS, len(scopes))).astype(int)
             scopes = [scopes[i] for i in some]
             far = ", ".join(f"{moves(scope)['from rest']:.2f}" for scope in scopes)
-            content += heading(subject.label) + chart(scope_row(scopes), f"taps in the scopes of {subject.label}")
-            content += paragraph(f"Distance from rest, root mean square, in entries of the scope: {far}.", quiet=True)
+            content += heading(subject.label) + chart(
+                scope_row(scopes), f"taps in the scopes of {subject.label}"
+            )
+            content += paragraph(
+                f"Distance from rest, root mean square, in entries of the scope: {far}.", quiet=True
+            )
     if content:
         content = paragraph(TAPS) + content
     if rows := _explained(subjects):

@@ -7,7 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a5a2b")  # Okabe and Ito's, mostly
+COLOURS = (
+    "#444444",
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#8a5a2b",
+)  # Okabe and Ito's, mostly
 NAMES = {
     "rigid": "rigid",
     "static": "static scope",
@@ -40,7 +49,9 @@ def bare(axes: Axes) -> None:
 def save(figure: Figure, picture: str | Path, dpi: int = 160) -> Path:
     """As a PNG of 256 colours, a third of the size: pictures go into a repository."""
     Path(picture).parent.mkdir(parents=True, exist_ok=True)
-    Image.open(io.BytesIO(png(figure, dpi))).convert("RGB").quantize(256).save(picture, optimize=True)
+    Image.open(io.BytesIO(png(figure, dpi))).convert("RGB").quantize(256).save(
+        picture, optimize=True
+    )
     return Path(picture)
 
 

@@ -27,7 +27,13 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
     value, spread = row.get(name), row.get(f"{name}_std")
-    text = f"{value:.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    text = (
+        f"{value:.2f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
     if value is None:
         return ""
     return text if spread is None else f"{text} ± {spread:.2f}"

@@ -30,15 +30,25 @@ def read_scopes(model: nn.Module, images: Tensor) -> list[Scope]:
     with evaluating(model), record_offsets(model) as records:
         model(images)
     layers = dict(model.named_modules())
-    found = [(layers[name], record.kernel_offset) for name, record in records.items() if record.kernel_offset is not None]
+    found = [
+        (layers[name], record.kernel_offset)
+        for name, record in records.items()
+        if record.kernel_offset is not None
+    ]
     return [_scope(f"layer {i}", layer, offset) for i, (layer, offset) in enumerate(found, 1)]  # type: ignore[arg-type]
 
 
 def _scope(name: str, layer: ScopeConv2d, kernel_offset: Tensor) -> Scope:
     pairs = zip(layer.kernel_size, layer.scope, strict=True)
-    rest = torch.cartesian_prod(*(torch.tensor(tap_grid(k, s, grid_step(layer.grid, k, s))) for k, s in pairs)).numpy()
+    rest = torch.cartesian_prod(
+        *(torch.tensor(tap_grid(k, s, grid_step(layer.grid, k, s))) for k, s in pairs)
+    ).numpy()
     rest = rest.reshape(-1, 2)  # a single tap is given without its dimension
-    offset = kernel_offset.reshape(len(kernel_offset), -1, 2, *(kernel_offset.shape[2:] or (1, 1))).cpu().numpy()
+    offset = (
+        kernel_offset.reshape(len(kernel_offset), -1, 2, *(kernel_offset.shape[2:] or (1, 1)))
+        .cpu()
+        .numpy()
+    )
     last = np.array(layer.scope)[:, None, None] - 1
     return Scope(name, layer.scope, rest, np.clip(offset + rest[..., None, None], 0, last))
 

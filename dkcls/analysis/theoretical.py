@@ -14,17 +14,25 @@ from torch import Tensor, nn
 from dkcls.analysis.erf import Position, feature_map, input_gradients
 from dkcls.layers import OffsetGenerator
 
-STRIPS, WIDTH = (128, 512, 1024), 64  # pixels: of the strips on which a whole receptive field is looked for
+STRIPS, WIDTH = (
+    (128, 512, 1024),
+    64,
+)  # pixels: of the strips on which a whole receptive field is looked for
 
 
 def theoretical_receptive_field(
-    model: nn.Module, input_size: Sequence[int], position: Position | None = None, module: str | None = None
+    model: nn.Module,
+    input_size: Sequence[int],
+    position: Position | None = None,
+    module: str | None = None,
 ) -> Tensor:
     """bool [H, W], for an input of [C, H, W] = `input_size`. Position and module are those of `effective_receptive_field`."""
     return _fields(_positive(model), input_size, position, module).any(0)
 
 
-def position_centres(model: nn.Module, input_size: Sequence[int], module: str | None = None) -> tuple[Tensor, Tensor]:
+def position_centres(
+    model: nn.Module, input_size: Sequence[int], module: str | None = None
+) -> tuple[Tensor, Tensor]:
     """The rows and columns, in pixels, that the feature map's positions look at: the centres of their receptive fields.
 
     They are measured in the middle of a strip that is longer than the field, where no border cuts it. A network that sees
@@ -34,12 +42,17 @@ def position_centres(model: nn.Module, input_size: Sequence[int], module: str | 
     counts = _size(positive, input_size, module)
     centres = []
     for axis, (pixels, count) in enumerate(zip(input_size[1:], counts, strict=True)):
-        start, step = _first_and_step(positive, input_size[0], axis, module) or ((pixels / count - 1) / 2, pixels / count)
+        start, step = _first_and_step(positive, input_size[0], axis, module) or (
+            (pixels / count - 1) / 2,
+            pixels / count,
+        )
         centres.append(start + step * torch.arange(count))
     return centres[0], centres[1]
 
 
-def _first_and_step(positive: nn.Module, channels: int, axis: int, module: str | None) -> tuple[float, float] | None:
+def _first_and_step(
+    positive: nn.Module, channels: int, axis: int, module: str | None
+) -> tuple[float, float] | None:
     """The centre of the first position's field along an axis, and the way to the next one's. None: no strip holds a field."""
     for length in STRIPS:
         strip = (channels, length, WIDTH) if axis == 0 else (channels, WIDTH, length)
@@ -48,7 +61,10 @@ def _first_and_step(positive: nn.Module, channels: int, axis: int, module: str |
             two = torch.tensor([middle, middle])
             two[1, axis] += 1
             fields = _fields(positive, strip, two, module)
-        except (AssertionError, ValueError):  # the network takes another size only, or there is one position only
+        except (
+            AssertionError,
+            ValueError,
+        ):  # the network takes another size only, or there is one position only
             return None
         (first, last), (next_first, next_last) = (_ends(field.any(1 - axis)) for field in fields)
         if first > 0 and next_last < length - 1:
@@ -63,17 +79,28 @@ def nearest_position(centres: tuple[Tensor, Tensor], point: Sequence[float]) -> 
     return int((rows - point[1]).abs().argmin()), int((columns - point[0]).abs().argmin())
 
 
-def _fields(positive: nn.Module, input_size: Sequence[int], position: Position | None, module: str | None) -> Tensor:
+def _fields(
+    positive: nn.Module, input_size: Sequence[int], position: Position | None, module: str | None
+) -> Tensor:
     """bool [2, H, W], from two random inputs."""
-    images = (0.5 + torch.rand(2, *input_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))) * 1e-6
+    images = (
+        0.5
+        + torch.rand(
+            2, *input_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
+    ) * 1e-6
     with torch.no_grad():
         channels = feature_map(positive, images[:1], module).shape[1]
-    return input_gradients(positive, images, torch.ones(1, channels), position, module)[0].ne(0).any(1)
+    return (
+        input_gradients(positive, images, torch.ones(1, channels), position, module)[0].ne(0).any(1)
+    )
 
 
 @torch.no_grad()
 def _size(model: nn.Module, input_size: Sequence[int], module: str | None) -> tuple[int, int]:
-    height, width = feature_map(model, torch.zeros(1, *input_size, dtype=torch.float64), module).shape[2:]
+    height, width = feature_map(
+        model, torch.zeros(1, *input_size, dtype=torch.float64), module
+    ).shape[2:]
     return height, width
 
 
@@ -84,8 +111,15 @@ def _positive(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if isinstance(child, nn.MaxPool2d) and child.dilation in (1, (1, 1)):  # whose gradient knows one pixel only
-                setattr(module, name, nn.AvgPool2d(child.kernel_size, child.stride, child.padding, child.ceil_mode))
+            if isinstance(child, nn.MaxPool2d) and child.dilation in (
+                1,
+                (1, 1),
+            ):  # whose gradient knows one pixel only
+                setattr(
+                    module,
+                    name,
+                    nn.AvgPool2d(child.kernel_size, child.stride, child.padding, child.ceil_mode),
+                )
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(module, OffsetGenerator) or name == "bias":
                 parameter.zero_()

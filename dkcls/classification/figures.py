@@ -27,10 +27,16 @@ class Figures(Classification):
         super().__init__(*arguments, **options)
         self.classes, self.flip = len(outputs), flip
         self.outputs = torch.tensor(outputs, device=self.device)
-        self.sizes = {"totals": len(Classification.measures), "bins": 3 * BINS, "per_class": 3 * self.classes}
+        self.sizes = {
+            "totals": len(Classification.measures),
+            "bins": 3 * BINS,
+            "per_class": 3 * self.classes,
+        }
         if self.classes <= FEW_CLASSES:
             self.sizes["confusion"] = self.classes**2
-        self.measures = tuple(f"{name} {i}" for name, size in self.sizes.items() for i in range(size))
+        self.measures = tuple(
+            f"{name} {i}" for name, size in self.sizes.items() for i in range(size)
+        )
 
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
         """float32, of the data's classes; with `flip` the logarithms of probabilities."""
@@ -51,19 +57,35 @@ class Figures(Classification):
         members = F.one_hot(targets, self.classes).double()
         ones = torch.ones_like(top1)
         parts = [self.measure_logits(logits, targets)]
-        parts += [torch.stack([ones, confidence, top1]) @ bins, torch.stack([ones, top1, top5]) @ members]
+        parts += [
+            torch.stack([ones, confidence, top1]) @ bins,
+            torch.stack([ones, top1, top5]) @ members,
+        ]
         if "confusion" in self.sizes:
             parts.append(members.t() @ F.one_hot(guesses[:, 0], self.classes).double())
         return torch.cat([part.flatten() for part in parts])
 
     def summarize(self, names: tuple[str, ...], sums: list[float]) -> dict[str, Any]:
         """Totals as the trainer's; ece15 in percent; per_class [3][C]: images, top-1 and top-5 hits; confusion [C][C]."""
-        parts = dict(zip(self.sizes, torch.tensor(sums, dtype=torch.float64).split(list(self.sizes.values())), strict=True))
-        figures: dict[str, Any] = super().summarize(Classification.measures, parts["totals"].tolist())
+        parts = dict(
+            zip(
+                self.sizes,
+                torch.tensor(sums, dtype=torch.float64).split(list(self.sizes.values())),
+                strict=True,
+            )
+        )
+        figures: dict[str, Any] = super().summarize(
+            Classification.measures, parts["totals"].tolist()
+        )
         _, confidence, correct = parts["bins"].view(3, BINS)
         images = figures.pop("images")
-        figures |= {"ece15": 100 * (confidence - correct).abs().sum().item() / max(images, 1), "images": images}
+        figures |= {
+            "ece15": 100 * (confidence - correct).abs().sum().item() / max(images, 1),
+            "images": images,
+        }
         figures["per_class"] = parts["per_class"].view(3, self.classes).long().tolist()
         if "confusion" in parts:
-            figures["confusion"] = parts["confusion"].view(self.classes, self.classes).long().tolist()
+            figures["confusion"] = (
+                parts["confusion"].view(self.classes, self.classes).long().tolist()
+            )
         return figures

@@ -42,7 +42,9 @@ class Classification:
         self.normalize = Normalize(mean, std).to(device)
         self.mixup = None
         if mixup or cutmix:
-            self.mixup = Mixup(mixup, cutmix, label_smoothing=label_smoothing, num_classes=num_classes)
+            self.mixup = Mixup(
+                mixup, cutmix, label_smoothing=label_smoothing, num_classes=num_classes
+            )
 
     def images(self, batch: Batch) -> Tensor:
         """As the network takes them."""
@@ -55,9 +57,17 @@ class Classification:
         if self.mixup is not None:
             images, soft = self.mixup(images, targets)
         logits = model(images).float()
-        loss = F.cross_entropy(logits, soft, label_smoothing=0.0 if self.mixup else self.label_smoothing)
+        loss = F.cross_entropy(
+            logits, soft, label_smoothing=0.0 if self.mixup else self.label_smoothing
+        )
         with torch.no_grad():
-            counts = torch.stack([loss.new_tensor(len(targets)), loss.detach() * len(targets), *_correct(logits, targets)])
+            counts = torch.stack(
+                [
+                    loss.new_tensor(len(targets)),
+                    loss.detach() * len(targets),
+                    *_correct(logits, targets),
+                ]
+            )
         return loss, counts
 
     def evaluation(self) -> "Sums":
@@ -70,7 +80,13 @@ class Classification:
 
     def measure_logits(self, logits: Tensor, targets: Tensor) -> Tensor:
         loss = F.cross_entropy(logits.double(), targets, reduction="sum")
-        return torch.stack([loss.new_tensor(len(targets)), loss, *(count.double() for count in _correct(logits, targets))])
+        return torch.stack(
+            [
+                loss.new_tensor(len(targets)),
+                loss,
+                *(count.double() for count in _correct(logits, targets)),
+            ]
+        )
 
     def summarize(self, names: tuple[str, ...], sums: list[float]) -> dict[str, Any]:
         """Shares of the images in percent, the mean loss, and the number of images."""
@@ -108,7 +124,9 @@ def fit_channels(images: Tensor, channels: int) -> Tensor:
     if (images.shape[1], channels) == (3, 1):
         shares = images.new_tensor(GREY, dtype=torch.float32).view(3, 1, 1)
         return (images * shares).sum(1, keepdim=True).round().byte()
-    raise ValueError(f"images must have {channels} channels, as the network takes them, got {images.shape[1]}")
+    raise ValueError(
+        f"images must have {channels} channels, as the network takes them, got {images.shape[1]}"
+    )
 
 
 def _correct(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

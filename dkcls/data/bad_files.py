@@ -60,4 +60,8 @@ class BadFiles:
         return {"messages": self._messages, "in_epoch": sorted(self._in_epoch), "most": self._most}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._messages, self._in_epoch, self._most = dict(state["messages"]), set(state["in_epoch"]), state["most"]
+        self._messages, self._in_epoch, self._most = (
+            dict(state["messages"]),
+            set(state["in_epoch"]),
+            state["most"],
+        )

@@ -56,7 +56,9 @@ class BatchDataset(ABC, Generic[B]):
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    notes: tuple[str, ...] = ()  # what is wrong with the set as a whole, "path: reason"; the loader reports it with bad files
+    notes: tuple[
+        str, ...
+    ] = ()  # what is wrong with the set as a whole, "path: reason"; the loader reports it with bad files
 
     @property
     def num_classes(self) -> int:

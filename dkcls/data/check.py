@@ -30,16 +30,25 @@ class _Inspect(Dataset):
         return [self.inspect(index) for index in indices]
 
     def inspect(self, index: int) -> BadFile | tuple[int, int, int]:
-        return self.dataset.attempt(index, lambda image: (len(image.data), *self.dataset.decode(index, image).shape[1:]))
+        return self.dataset.attempt(
+            index, lambda image: (len(image.data), *self.dataset.decode(index, image).shape[1:])
+        )
 
 
-def check(dataset: EncodedFiles, workers: int, progress: Callable[[int], None] = lambda count: None) -> Report:
+def check(
+    dataset: EncodedFiles, workers: int, progress: Callable[[int], None] = lambda count: None
+) -> Report:
     """`progress` is told of images done."""
     total = len(dataset)
     chunks = [range(first, min(first + _CHUNK, total)) for first in range(0, total, _CHUNK)]
     options = worker_options(workers)
     loader = DataLoader(_Inspect(dataset), batch_sampler=chunks, collate_fn=as_it_is, **options)  # type: ignore[arg-type]
-    report = Report([], np.zeros(total, np.int64), np.zeros((total, 2), np.int64), np.zeros(dataset.num_classes, np.int64))
+    report = Report(
+        [],
+        np.zeros(total, np.int64),
+        np.zeros((total, 2), np.int64),
+        np.zeros(dataset.num_classes, np.int64),
+    )
     for chunk, found in zip(chunks, start(loader, dataset), strict=True):
         for index, result in zip(chunk, found, strict=True):
             if isinstance(result, BadFile):

@@ -56,7 +56,11 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
         self._boxes = boxes[is_object][order].astype(np.float32)
         self._labels = content.category[is_object][order].astype(np.int32) + 1
         self._ends = np.cumsum(counts)[kept]
-        self._counts, self._names, self._sizes = counts[kept], content.names[kept], content.sizes[kept]
+        self._counts, self._names, self._sizes = (
+            counts[kept],
+            content.names[kept],
+            content.sizes[kept],
+        )
         self._image_ids, self._category_ids = content.image_ids[kept], content.category_ids
         self.class_names = content.category_names
         found = [
@@ -125,15 +129,22 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
         sizes = zip(self._image_ids.tolist(), self._sizes.tolist(), strict=True)
         categories = zip(self._category_ids.tolist(), self.class_names, strict=True)
         return {
-            "images": [{"id": number, "width": width, "height": height} for number, (height, width) in sizes],
-            "annotations": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
+            "images": [
+                {"id": number, "width": width, "height": height}
+                for number, (height, width) in sizes
+            ],
+            "annotations": [
+                dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)
+            ],
             "categories": [{"id": number, "name": name} for number, name in categories],
         }
 
     def decode(self, index: int, image: EncodedImage) -> Tensor:
         if image.size != self.size(index):
             expected, got = (" x ".join(map(str, size)) for size in (self.size(index), image.size))
-            raise BadImage(f"height x width must be {expected}, as {self.file.name} has it, got {got}")
+            raise BadImage(
+                f"height x width must be {expected}, as {self.file.name} has it, got {got}"
+            )
         return image.rows()
 
     def _objects(self, index: int) -> slice:
@@ -144,17 +155,25 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
         boxes, width = self._boxes[own].copy(), np.float32(self._sizes[index, 1])
         if mirror:
             boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
-        return {"boxes": torch.from_numpy(boxes), "labels": torch.from_numpy(self._labels[own].astype(np.int64))}
+        return {
+            "boxes": torch.from_numpy(boxes),
+            "labels": torch.from_numpy(self._labels[own].astype(np.int64)),
+        }
 
 
 def _mirrored(image: Tensor) -> Tensor:
-    return torch.from_numpy(image.numpy()[..., ::-1].copy())  # torch would start threads and wait for them
+    return torch.from_numpy(
+        image.numpy()[..., ::-1].copy()
+    )  # torch would start threads and wait for them
 
 
 def places(root: Path, name: str) -> list[tuple[Path, Path]]:
     """Where a split's file and folder may be."""
     names = ((f"instances_{name}2017", f"{name}2017"), (name, name))
-    return [(root / "annotations" / f"{annotations}.json", root / images) for annotations, images in names]
+    return [
+        (root / "annotations" / f"{annotations}.json", root / images)
+        for annotations, images in names
+    ]
 
 
 def find_split(root: Path, split: str) -> tuple[Path, Path]:
@@ -163,7 +182,9 @@ def find_split(root: Path, split: str) -> tuple[Path, Path]:
     for file, folder in pairs:
         if file.is_file():
             if not folder.is_dir():
-                raise ValueError(f"{folder} must hold the images of {file}; there is no such folder")
+                raise ValueError(
+                    f"{folder} must hold the images of {file}; there is no such folder"
+                )
             return file, folder
     files = " or ".join(file.name for file, _ in pairs[-2:])
     raise ValueError(f"{root / 'annotations'} must hold {files}; there is neither")

@@ -51,10 +51,15 @@ def read_annotations(file: Path, skip: bool = False) -> Annotations:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} must be JSON: {error}") from error
-    if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in _Table.KINDS):
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(key), list) for key in _Table.KINDS
+    ):
         got = f"a {type(content).__name__}"
         if isinstance(content, dict):
-            got = ", ".join(f"{key} ({type(value).__name__})" for key, value in content.items()) or "nothing"
+            got = (
+                ", ".join(f"{key} ({type(value).__name__})" for key, value in content.items())
+                or "nothing"
+            )
         raise ValueError(f"{file} must hold the lists {', '.join(_Table.KINDS)}, got {got}")
     images, annotations, categories = (_Table(file, kind, content[kind]) for kind in _Table.KINDS)
     if not categories.rows:
@@ -62,14 +67,22 @@ def read_annotations(file: Path, skip: bool = False) -> Annotations:
     category_ids = categories.ids()
     images.keep("id", _is_integer, "an integer", skip)
     image_ids = images.ids()
-    for key, ids, kind in (("image_id", image_ids, "images"), ("category_id", category_ids, "categories")):
-        annotations.keep(key, partial(_is_among, set(ids.tolist())), f"the id of one of the {kind}", skip)
+    for key, ids, kind in (
+        ("image_id", image_ids, "images"),
+        ("category_id", category_ids, "categories"),
+    ):
+        annotations.keep(
+            key, partial(_is_among, set(ids.tolist())), f"the id of one of the {kind}", skip
+        )
     sizes = np.stack([images.integers("height"), images.integers("width")], axis=1)
     images.require(sizes.min(axis=1) > 0, "a height and a width above 0")
     order = np.argsort(category_ids)
     names = [str(name) for name in categories.column("name")]
     boxes = annotations.boxes()
-    areas = [row.get("area", box[2] * box[3]) for row, box in zip(annotations.rows, boxes.tolist(), strict=True)]
+    areas = [
+        row.get("area", box[2] * box[3])
+        for row, box in zip(annotations.rows, boxes.tolist(), strict=True)
+    ]
     return Annotations(
         image_ids,
         images.file_names(),
@@ -103,7 +116,9 @@ class _Table:
             row = self.rows[wrong[0]]
             if isinstance(row, dict):  # without the long part
                 row = {key: value for key, value in row.items() if key != "segmentation"}
-            raise ValueError(f"{self.file}: {self.kind}[{self.row_numbers[wrong[0]]}] must have {what}, got {str(row)[:200]}")
+            raise ValueError(
+                f"{self.file}: {self.kind}[{self.row_numbers[wrong[0]]}] must have {what}, got {str(row)[:200]}"
+            )
 
     def keep(self, key: str, is_good: Callable[[Any], bool], what: str, skip: bool) -> None:
         """Keep the rows with a good value of `key`: without `skip` all must have one."""
@@ -112,7 +127,9 @@ class _Table:
         if len(wrong) and not skip:
             value = repr(self.rows[wrong[0]].get(key))[:200]
             row = f"{self.file}: {self.kind}[{self.row_numbers[wrong[0]]}]"
-            raise ValueError(f"{row} must have {what} as {key}, got {value}; data.bad_rows=skip leaves such rows out")
+            raise ValueError(
+                f"{row} must have {what} as {key}, got {value}; data.bad_rows=skip leaves such rows out"
+            )
         self.rows = [row for row, kept in zip(self.rows, good, strict=True) if kept]
         self.row_numbers = self.row_numbers[good]
         self.left_out += len(wrong)

@@ -19,7 +19,14 @@ from dkcls.data.torchvision_sets import TORCHVISION_SETS, TorchvisionImages
 from dkcls.data.transforms import EvalTransform, TrainTransform
 
 DETECTION_SETS = ("coco", "deformed_detection")
-DATASETS = ("imagefolder", "tar", "deformed_fashion", "synthetic", *TORCHVISION_SETS, *DETECTION_SETS)
+DATASETS = (
+    "imagefolder",
+    "tar",
+    "deformed_fashion",
+    "synthetic",
+    *TORCHVISION_SETS,
+    *DETECTION_SETS,
+)
 
 
 def create_dataset(
@@ -56,7 +63,11 @@ def create_dataset(
         raise ValueError(f"data set must be one of {', '.join(DATASETS)}, got {name!r}")
     check_split(split)
     if name in DETECTION_SETS:
-        asked = {"image_size": image_size, "rand_augment": rand_augment, "erase_prob": erase_prob or None}
+        asked = {
+            "image_size": image_size,
+            "rand_augment": rand_augment,
+            "erase_prob": erase_prob or None,
+        }
         asked |= {"interpolation": interpolation, **options}
         given = {key: value for key, value in asked.items() if value is not None}
         return _detection_set(name, root, split, training, hflip, seed, given)
@@ -89,13 +100,28 @@ def create_dataset(
             std=for_channels(std or own.std, len(own.std)),
         )
     if facts:
-        return TorchvisionImages(name, root, split, transform, image_size, training=training, seed=seed, download=download)
+        return TorchvisionImages(
+            name,
+            root,
+            split,
+            transform,
+            image_size,
+            training=training,
+            seed=seed,
+            download=download,
+        )
     kind = TarImages if name == "tar" else ImageFolder
     return kind(root, split, transform, image_size, training=training, seed=seed)
 
 
 def _detection_set(
-    name: str, root: str | Path | None, split: str, training: bool, hflip: float, seed: int, options: dict[str, Any]
+    name: str,
+    root: str | Path | None,
+    split: str,
+    training: bool,
+    hflip: float,
+    seed: int,
+    options: dict[str, Any],
 ) -> DetectionDataset:
     kind = CocoDetection if name == "coco" else DeformedDetection
     unknown = [key for key in options if key not in inspect.signature(kind).parameters]

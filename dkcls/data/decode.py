@@ -54,7 +54,10 @@ class EncodedImage:
         count = height if count is None else count
         try:
             pixels = _decode_jpeg(self.data, self._header, count)
-        except (ValueError, RuntimeError):  # damaged: PIL takes what can be taken, and else says what it is
+        except (
+            ValueError,
+            RuntimeError,
+        ):  # damaged: PIL takes what can be taken, and else says what it is
             pixels = _decode_with_pil(self.data)
         if pixels.shape[1] < count or pixels.shape[2] != width:
             raise BadImage(f"its header promises {height} x {width} pixels")
@@ -76,11 +79,18 @@ def _read_header(data: bytes) -> _Header | None:
     while len(data) > at + 9 and data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xDA:  # the scan
-            return header._replace(sequential=header.sequential and data[at + 4] == components) if header else None
+            return (
+                header._replace(sequential=header.sequential and data[at + 4] == components)
+                if header
+                else None
+            )
         if marker == 0xE1 and data.startswith(b"Exif\0\0", at + 4) and _is_turned(data):
             return None
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # the frame
-            height, width = int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 7 : at + 9])
+            height, width = (
+                int.from_bytes(data[at + 5 : at + 7]),
+                int.from_bytes(data[at + 7 : at + 9]),
+            )
             components = data[at + 9]
             if components not in (1, 3) or not 0 < height * width <= _LARGEST:
                 return None
@@ -109,7 +119,9 @@ def _decode_jpeg(data: bytes, header: _Header, rows: int) -> Tensor:
         return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
     shorter = bytearray(data)
     shorter[header.height_at : header.height_at + 2] = rows.to_bytes(2)
-    return torch.from_numpy(simplejpeg.decode_jpeg(shorter, strict=False)).permute(2, 0, 1)  # not strict: bytes are left over
+    return torch.from_numpy(simplejpeg.decode_jpeg(shorter, strict=False)).permute(
+        2, 0, 1
+    )  # not strict: bytes are left over
 
 
 def _decode_with_pil(data: bytes) -> Tensor:
@@ -117,7 +129,9 @@ def _decode_with_pil(data: bytes) -> Tensor:
         with Image.open(io.BytesIO(data)) as file:
             image = ImageOps.exif_transpose(file)
             if image.mode.startswith(("I", "F")):
-                levels = np.maximum(np.asarray(image), 0) >> _grey_bits(file) - 8  # PIL's own conversion would clip them
+                levels = (
+                    np.maximum(np.asarray(image), 0) >> _grey_bits(file) - 8
+                )  # PIL's own conversion would clip them
                 pixels = np.stack([levels.astype(np.uint8)] * 3, axis=2)
             else:
                 pixels = np.array(image.convert("RGB"))
@@ -132,9 +146,14 @@ def _decode_with_pil(data: bytes) -> Tensor:
 
 def _grey_bits(file: Image.Image) -> int:
     """Return how many bits white has, in a file of grey pixels of more than 8 bits."""
-    bits, signed = 32 if file.mode == "F" else 16, False  # PIL scales integers to 16, but for TIFF's
+    bits, signed = (
+        32 if file.mode == "F" else 16,
+        False,
+    )  # PIL scales integers to 16, but for TIFF's
     if isinstance(file, TiffImageFile):
         bits, signed = file.tag_v2[BITSPERSAMPLE][0], file.tag_v2.get(SAMPLEFORMAT) == (2,)
     if bits > 16:
-        raise BadImage(f"pixels must have at most 16 bits, got {bits}, of which nothing says what is white")
+        raise BadImage(
+            f"pixels must have at most 16 bits, got {bits}, of which nothing says what is white"
+        )
     return bits - signed  # one bit is the sign

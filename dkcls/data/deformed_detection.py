@@ -13,7 +13,17 @@ import torch
 from dkcls.data.base import SPLITS, Loaded, check_split
 from dkcls.data.detection import DetectionBatch, DetectionDataset
 from dkcls.data.draws import sample_keys, uniforms
-from dkcls.data.fashion import CLASS_NAMES, FAINT, NOISE_DRAWS, SIDE, Factors, log_uniform, place, read, with_noise
+from dkcls.data.fashion import (
+    CLASS_NAMES,
+    FAINT,
+    NOISE_DRAWS,
+    SIDE,
+    Factors,
+    log_uniform,
+    place,
+    read,
+    with_noise,
+)
 
 LENGTHS = {"train": 6000, "val": 1000, "test": 2000}
 _TRIES = 8  # places drawn for an object before it is left out
@@ -65,17 +75,31 @@ class DeformedDetection(DetectionDataset):
                 f"fit into {image_size} pixels, got {tuple(object_scale)}"
             )
         if not object_rotation[0] <= object_rotation[1]:
-            raise ValueError(f"object_rotation must be a range (low, high) in degrees, got {tuple(object_rotation)}")
+            raise ValueError(
+                f"object_rotation must be a range (low, high) in degrees, got {tuple(object_rotation)}"
+            )
         if not 1 <= objects[0] <= objects[1] <= _MOST:
-            raise ValueError(f"objects must be a range of numbers from 1 to {_MOST}, got {tuple(objects)}")
+            raise ValueError(
+                f"objects must be a range of numbers from 1 to {_MOST}, got {tuple(objects)}"
+            )
         if length is not None and length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
         if noise < 0:
             raise ValueError(f"noise must not be negative, got {noise}")
         self.images, self.targets = read(check_split(split))
-        self.training, self.image_size, self.seed = training, image_size, seed if training else SPLITS.index(split)
+        self.training, self.image_size, self.seed = (
+            training,
+            image_size,
+            seed if training else SPLITS.index(split),
+        )
         self.objects, self.noise = tuple(objects), noise
-        self.length = LENGTHS[split] if length is None else length if split == "train" else min(length, LENGTHS[split])
+        self.length = (
+            LENGTHS[split]
+            if length is None
+            else length
+            if split == "train"
+            else min(length, LENGTHS[split])
+        )
         self.object_scale, self.object_rotation = tuple(object_scale), tuple(object_rotation)
         self.mean, self.std = (0.15,), (0.25,)
         # Where a third and two thirds of the scales are: about as many objects are small, medium and large.
@@ -99,7 +123,9 @@ class DeformedDetection(DetectionDataset):
         indices = np.asarray(indices, np.int64)
         keys = self._keys(indices, epoch)
         objects = self._draw_objects(keys)
-        images = torch.from_numpy(with_noise(self._paint(objects, len(indices)), keys, self.noise)[:, None])
+        images = torch.from_numpy(
+            with_noise(self._paint(objects, len(indices)), keys, self.noise)[:, None]
+        )
         counts = np.bincount(objects.canvas, minlength=len(indices)).tolist()
         boxes = torch.from_numpy(objects.boxes.astype(np.float32)).split(counts)
         labels = torch.from_numpy(objects.labels).split(counts)
@@ -110,15 +136,32 @@ class DeformedDetection(DetectionDataset):
         """Of training, as it is in epoch 0."""
         annotations: list[dict[str, Any]] = []
         for first in range(0, len(self), _CHUNK):
-            found = self._draw_objects(self._keys(np.arange(first, min(first + _CHUNK, len(self))), epoch=0))
-            for canvas, label, (x1, y1, x2, y2) in zip(*(part.tolist() for part in found[:3]), strict=True):
-                box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1), "iscrowd": 0}
-                annotations.append({"id": len(annotations) + 1, "image_id": first + canvas, "category_id": label, **box})
+            found = self._draw_objects(
+                self._keys(np.arange(first, min(first + _CHUNK, len(self))), epoch=0)
+            )
+            for canvas, label, (x1, y1, x2, y2) in zip(
+                *(part.tolist() for part in found[:3]), strict=True
+            ):
+                box = {
+                    "bbox": [x1, y1, x2 - x1, y2 - y1],
+                    "area": (x2 - x1) * (y2 - y1),
+                    "iscrowd": 0,
+                }
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": first + canvas,
+                        "category_id": label,
+                        **box,
+                    }
+                )
         side = self.image_size
         return {
             "images": [{"id": index, "width": side, "height": side} for index in range(len(self))],
             "annotations": annotations,
-            "categories": [{"id": number, "name": name} for number, name in enumerate(self.class_names, 1)],
+            "categories": [
+                {"id": number, "name": name} for number, name in enumerate(self.class_names, 1)
+            ],
         }
 
     def _keys(self, indices: np.ndarray, epoch: int) -> np.ndarray:
@@ -130,7 +173,10 @@ class DeformedDetection(DetectionDataset):
         canvas, number = np.nonzero(np.arange(high) < counts)
         draws = uniforms(keys, 1, high * _DRAWS).reshape(len(keys), high, _DRAWS)[canvas, number]
         images = (draws[:, 0] * len(self.images)).astype(np.int64)
-        turn = self.object_rotation[0] + (self.object_rotation[1] - self.object_rotation[0]) * draws[:, 2]
+        turn = (
+            self.object_rotation[0]
+            + (self.object_rotation[1] - self.object_rotation[0]) * draws[:, 2]
+        )
         centre = np.zeros(len(draws))
         factors = Factors(log_uniform(self.object_scale, draws[:, 1]), turn, centre, centre)
         pixels = self.images[images]
@@ -141,14 +187,18 @@ class DeformedDetection(DetectionDataset):
         places = (draws[:, 3:].reshape(-1, _TRIES, 2) * (room[:, None] + 1)).astype(np.int64)
         kept, boxes = _choose_places(canvas, tight, places)
         corners = boxes[:, :2] - tight[kept, :2]
-        return _Objects(canvas[kept], self.targets[images[kept]] + 1, boxes, rendered[kept, 0], corners)
+        return _Objects(
+            canvas[kept], self.targets[images[kept]] + 1, boxes, rendered[kept, 0], corners
+        )
 
     def _paint(self, objects: _Objects, count: int) -> np.ndarray:
         """float32 [count, H, W], 0 to 255: where objects overlap, the brighter one."""
         patch = objects.patches.shape[-1]
         # With a margin for what a patch has around its object.
         canvas = np.zeros((count, *[self.image_size + 2 * patch] * 2), np.float32)
-        for number, (x, y), pixels in zip(objects.canvas, objects.corners + patch, objects.patches, strict=True):
+        for number, (x, y), pixels in zip(
+            objects.canvas, objects.corners + patch, objects.patches, strict=True
+        ):
             window = canvas[number, y : y + patch, x : x + patch]
             np.maximum(window, pixels, out=window)
         return canvas[:, patch:-patch, patch:-patch]
@@ -165,13 +215,17 @@ def _tight_boxes(masks: np.ndarray) -> np.ndarray:
     return np.stack([x1, y1, x2, y2], axis=1)
 
 
-def _choose_places(canvas: np.ndarray, tight: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _choose_places(
+    canvas: np.ndarray, tight: np.ndarray, places: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Which objects find a place, and their boxes there: the first of `places`, int64 [n, tries, 2], that is free enough."""
     kept: list[int] = []
     boxes: list[tuple[int, int, int, int]] = []
     sizes = (tight[:, 2:] - tight[:, :2]).tolist()
     for number, ((width, height), corners) in enumerate(zip(sizes, places.tolist(), strict=True)):
-        others = [box for other, box in zip(kept, boxes, strict=True) if canvas[other] == canvas[number]]
+        others = [
+            box for other, box in zip(kept, boxes, strict=True) if canvas[other] == canvas[number]
+        ]
         for x, y in corners if width else ():
             box = (x, y, x + width, y + height)
             if all(_covered(box, other) <= _COVERED for other in others):

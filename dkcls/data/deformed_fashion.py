@@ -11,7 +11,16 @@ from torch import Tensor
 
 from dkcls.data.base import SPLITS, Batch, ImageDataset, Loaded, check_split
 from dkcls.data.draws import sample_keys, uniforms
-from dkcls.data.fashion import CLASS_NAMES, FAINT, SIDE, Factors, log_uniform, place, read, with_noise
+from dkcls.data.fashion import (
+    CLASS_NAMES,
+    FAINT,
+    SIDE,
+    Factors,
+    log_uniform,
+    place,
+    read,
+    with_noise,
+)
 
 _PATCH = 8  # side of a piece of clutter
 _CLUTTER_DRAWS = 4  # number of the first draw; those before are the factors
@@ -41,9 +50,13 @@ class DeformedFashion(ImageDataset):
         seed: int = 0,
     ):
         if not 0 < object_scale[0] <= object_scale[1]:
-            raise ValueError(f"object_scale must be a range of positive numbers, got {tuple(object_scale)}")
+            raise ValueError(
+                f"object_scale must be a range of positive numbers, got {tuple(object_scale)}"
+            )
         if not object_rotation[0] <= object_rotation[1]:
-            raise ValueError(f"object_rotation must be a range (low, high) in degrees, got {tuple(object_rotation)}")
+            raise ValueError(
+                f"object_rotation must be a range (low, high) in degrees, got {tuple(object_rotation)}"
+            )
         if image_size < _PATCH:
             raise ValueError(f"image_size must be at least {_PATCH}, got {image_size}")
         if length is not None and length < 1:
@@ -51,7 +64,11 @@ class DeformedFashion(ImageDataset):
         if noise < 0 or clutter < 0:
             raise ValueError(f"noise and clutter must not be negative, got {noise} and {clutter}")
         self.images, self.targets = (part[:length] for part in read(check_split(split)))
-        self.training, self.image_size, self.seed = training, image_size, seed if training else SPLITS.index(split)
+        self.training, self.image_size, self.seed = (
+            training,
+            image_size,
+            seed if training else SPLITS.index(split),
+        )
         self.object_scale, self.object_rotation = tuple(object_scale), tuple(object_rotation)
         self.noise, self.clutter = noise, clutter
         self.mean, self.std = (0.15,), (0.25,)
@@ -63,19 +80,26 @@ class DeformedFashion(ImageDataset):
         """The factors of these samples in that epoch."""
         draws = uniforms(self._keys(indices, epoch), 0, 4)
         scale = log_uniform(self.object_scale, draws[:, 0])
-        rotation = self.object_rotation[0] + (self.object_rotation[1] - self.object_rotation[0]) * draws[:, 1]
+        rotation = (
+            self.object_rotation[0]
+            + (self.object_rotation[1] - self.object_rotation[0]) * draws[:, 1]
+        )
         room = np.abs(self.image_size - SIDE * scale)
         return Factors(scale, rotation, room * (draws[:, 2] - 0.5), room * (draws[:, 3] - 0.5))
 
     def load(self, indices: np.ndarray, epoch: int = 0) -> Loaded[Batch]:
         indices = np.asarray(indices, np.int64)
         images = self._draw(indices, self.factors(indices, epoch), epoch)
-        return Loaded(Batch(images, torch.from_numpy(self.targets[indices]), torch.from_numpy(indices)), [])
+        return Loaded(
+            Batch(images, torch.from_numpy(self.targets[indices]), torch.from_numpy(indices)), []
+        )
 
     def render(self, indices: np.ndarray, factors: Factors) -> tuple[Tensor, Tensor]:
         """These samples with other factors than their own: images uint8 [B, 1, H, W] and the objects' masks, bool [B, H, W]."""
         mask = place(self.images[indices][:, None] > FAINT, factors, self.image_size)[:, 0]
-        return self._draw(np.asarray(indices, np.int64), factors, epoch=0), torch.from_numpy(mask > 0.5)
+        return self._draw(np.asarray(indices, np.int64), factors, epoch=0), torch.from_numpy(
+            mask > 0.5
+        )
 
     def _draw(self, indices: np.ndarray, factors: Factors, epoch: int) -> Tensor:
         """uint8 [B, 1, H, W]: object, clutter and noise."""
@@ -93,7 +117,9 @@ class DeformedFashion(ImageDataset):
         draws = uniforms(keys, _CLUTTER_DRAWS, 5 * self.clutter).reshape(len(keys), self.clutter, 5)
         sample, patch = np.arange(len(keys))[:, None, None], np.arange(_PATCH)
         for n in range(self.clutter):
-            room = np.array([len(self.images), *[SIDE - _PATCH + 1] * 2, *[self.image_size - _PATCH + 1] * 2])
+            room = np.array(
+                [len(self.images), *[SIDE - _PATCH + 1] * 2, *[self.image_size - _PATCH + 1] * 2]
+            )
             other, top, left, y, x = (draws[:, n] * room).astype(np.int64).T[:, :, None, None]
             piece = self.images[other, top + patch[:, None], left + patch]
             window = (sample, y + patch[:, None], x + patch)

@@ -25,23 +25,41 @@ class DetectionBatch(NamedTuple):
     def __reduce__(self) -> tuple[Any, ...]:
         """As few tensors: each takes a connection between processes to be shared."""
         pixels = empty_bytes(sum(image.numel() for image in self.images))
-        np.concatenate([np.empty(0, np.uint8), *(image.numpy().ravel() for image in self.images)], out=pixels.numpy())
+        np.concatenate(
+            [np.empty(0, np.uint8), *(image.numpy().ravel() for image in self.images)],
+            out=pixels.numpy(),
+        )
         targets = [{key: value.numpy() for key, value in target.items()} for target in self.targets]
-        return _unpacked, (pixels, [image.shape for image in self.images], targets, self.indices.numpy())
+        return _unpacked, (
+            pixels,
+            [image.shape for image in self.images],
+            targets,
+            self.indices.numpy(),
+        )
 
 
 def _unpacked(
-    pixels: Tensor, shapes: list[torch.Size], targets: list[dict[str, np.ndarray]], indices: np.ndarray
+    pixels: Tensor,
+    shapes: list[torch.Size],
+    targets: list[dict[str, np.ndarray]],
+    indices: np.ndarray,
 ) -> DetectionBatch:
-    images = [part.view(shape) for part, shape in zip(pixels.split([s.numel() for s in shapes]), shapes, strict=True)]
-    tensors = [{key: torch.from_numpy(value) for key, value in target.items()} for target in targets]
+    images = [
+        part.view(shape)
+        for part, shape in zip(pixels.split([s.numel() for s in shapes]), shapes, strict=True)
+    ]
+    tensors = [
+        {key: torch.from_numpy(value) for key, value in target.items()} for target in targets
+    ]
     return DetectionBatch(images, tensors, torch.from_numpy(indices))
 
 
 class DetectionDataset(BatchDataset[DetectionBatch]):
     """Label k is class_names[k - 1]: 0 is the background. Resizing and normalising are the detector's."""
 
-    areas: tuple[float, float] = COCO_AREAS  # in pixels: below the first an object is small, above the second large
+    areas: tuple[float, float] = (
+        COCO_AREAS  # in pixels: below the first an object is small, above the second large
+    )
 
     @abstractmethod
     def size(self, index: int) -> tuple[int, int]:

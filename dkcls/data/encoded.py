@@ -58,7 +58,9 @@ class EncodedFiles(BatchDataset[B]):
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             return BadFile(index, f"{self.name(index)}: {reason}")
 
-    def first_good(self, index: int, use: Callable[[int, EncodedImage], T], bad: list[BadFile]) -> tuple[int, T] | None:
+    def first_good(
+        self, index: int, use: Callable[[int, EncodedImage], T], bad: list[BadFile]
+    ) -> tuple[int, T] | None:
         """What `use` makes of the image at `index`, or in training at the first after it that can be read, and where that is;
         the bad ones met are added to `bad`."""
         attempts = min(_HOPELESS, len(self)) if self.training else 1
@@ -68,7 +70,9 @@ class EncodedFiles(BatchDataset[B]):
                 return candidate, found
             bad.append(found)
         if self.training:
-            raise DataError(f"{attempts} files in a row cannot be read, the last is {bad[-1].message}")
+            raise DataError(
+                f"{attempts} files in a row cannot be read, the last is {bad[-1].message}"
+            )
         return None
 
 
@@ -76,7 +80,12 @@ class EncodedImages(EncodedFiles[Batch], ImageDataset):
     channels, mean, std = 3, IMAGENET_MEAN, IMAGENET_STD
 
     def __init__(self, transform: Transform, image_size: int, *, training: bool, seed: int):
-        self.transform, self.image_size, self.training, self.seed = transform, image_size, training, seed
+        self.transform, self.image_size, self.training, self.seed = (
+            transform,
+            image_size,
+            training,
+            seed,
+        )
 
     @abstractmethod
     def target(self, index: int) -> int: ...
@@ -99,10 +108,16 @@ class EncodedImages(EncodedFiles[Batch], ImageDataset):
                 images[len(kept)] = found[1]
                 kept.append(found[0])
         targets = torch.tensor([self.target(index) for index in kept], dtype=torch.int64)
-        return Loaded(Batch(images[: len(kept)], targets, torch.tensor(kept, dtype=torch.int64)), bad)
+        return Loaded(
+            Batch(images[: len(kept)], targets, torch.tensor(kept, dtype=torch.int64)), bad
+        )
 
 
 def empty_batch(count: int, channels: int, size: int, planar: bool) -> Tensor:
     """Uninitialised uint8 [count, channels, size, size] in planes or channels_last."""
     flat = empty_bytes(count * channels * size * size)
-    return flat.view(count, channels, size, size) if planar else flat.view(count, size, size, channels).permute(0, 3, 1, 2)
+    return (
+        flat.view(count, channels, size, size)
+        if planar
+        else flat.view(count, size, size, channels).permute(0, 3, 1, 2)
+    )

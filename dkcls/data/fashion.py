@@ -13,7 +13,18 @@ import torch.nn.functional as F
 
 from dkcls.data.draws import bits
 
-CLASS_NAMES = ["T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+CLASS_NAMES = [
+    "T-shirt",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+]
 SIDE = 28  # of an image
 FAINT = 32  # of 255: what is no brighter is not part of an object
 NOISE_DRAWS = 1000  # number of the first draw of a canvas's noise
@@ -47,7 +58,10 @@ def place(images: np.ndarray, factors: Factors, size: int) -> np.ndarray:
     """[B, C, 28, 28] to float32 [B, C, size, size]: bilinear, read where in the images the canvas's pixels come from."""
     radians = np.deg2rad(factors.rotation).tolist()
     step = 2 / (SIDE * factors.scale)  # of a pixel of the canvas, in grid_sample's units
-    cos, sin = np.array([math.cos(r) for r in radians]) * step, np.array([math.sin(r) for r in radians]) * step
+    cos, sin = (
+        np.array([math.cos(r) for r in radians]) * step,
+        np.array([math.sin(r) for r in radians]) * step,
+    )
     axis = np.arange(size) - (size - 1) / 2
     x, y = axis - factors.x[:, None], axis - factors.y[:, None]
     grid = np.empty((len(images), size, size, 2), np.float32)
@@ -59,14 +73,18 @@ def place(images: np.ndarray, factors: Factors, size: int) -> np.ndarray:
     piece, rows = max(1, 8192 // size**2), max(1, 8192 // size)
     for first, top in itertools.product(range(0, len(images), piece), range(0, size, rows)):
         part, strip = slice(first, first + piece), slice(top, top + rows)
-        canvas[part, :, strip] = F.grid_sample(source[part], places[part, strip], align_corners=False)
+        canvas[part, :, strip] = F.grid_sample(
+            source[part], places[part, strip], align_corners=False
+        )
     return canvas.numpy()
 
 
 def with_noise(canvas: np.ndarray, keys: np.ndarray, noise: float) -> np.ndarray:
     """float32 [B, H, W], 0 to 255, in whose place it works, to uint8; `noise` is the standard deviation, of 1."""
     if noise:
-        canvas += (_normal_table() * np.float32(255 * noise))[_random_levels(keys, canvas.shape[1:])]
+        canvas += (_normal_table() * np.float32(255 * noise))[
+            _random_levels(keys, canvas.shape[1:])
+        ]
     return np.clip(np.rint(canvas, out=canvas), 0, 255, out=canvas).astype(np.uint8)
 
 

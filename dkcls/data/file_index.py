@@ -15,13 +15,23 @@ from safetensors.torch import save
 class FileIndex:
     """Names in one run of bytes, `ends` of each, int64 targets, and whatever arrays a kind of data set adds (`extra`)."""
 
-    def __init__(self, arrays: dict[str, np.ndarray], facts: dict[str, Any], path: Path | None = None):
+    def __init__(
+        self, arrays: dict[str, np.ndarray], facts: dict[str, Any], path: Path | None = None
+    ):
         self.names, self.ends, self.targets = arrays["names"], arrays["ends"], arrays["targets"]
-        self.extra = {key: value for key, value in arrays.items() if key not in ("names", "ends", "targets")}
+        self.extra = {
+            key: value for key, value in arrays.items() if key not in ("names", "ends", "targets")
+        }
         self.facts, self.path = facts, path
 
     @classmethod
-    def build(cls, names: Sequence[bytes], targets: Sequence[int], facts: dict[str, Any], **extra: np.ndarray) -> "FileIndex":
+    def build(
+        cls,
+        names: Sequence[bytes],
+        targets: Sequence[int],
+        facts: dict[str, Any],
+        **extra: np.ndarray,
+    ) -> "FileIndex":
         lengths = np.fromiter(map(len, names), np.int64, len(names))
         arrays: dict[str, np.ndarray] = {
             "names": np.frombuffer(b"".join(names), np.uint8),
@@ -61,4 +71,7 @@ class FileIndex:
         """A worker maps the same file; an index that has none is copied."""
         if self.path is not None:
             return FileIndex.open, (self.path,)
-        return FileIndex, ({"names": self.names, "ends": self.ends, "targets": self.targets, **self.extra}, self.facts)
+        return FileIndex, (
+            {"names": self.names, "ends": self.ends, "targets": self.targets, **self.extra},
+            self.facts,
+        )

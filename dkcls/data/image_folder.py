@@ -30,7 +30,14 @@ _KEPT = 3  # lists of one folder; a run that began before the last changes may s
 
 class ImageFolder(EncodedImages):
     def __init__(
-        self, root: str | Path, split: str, transform: Transform, image_size: int, *, training: bool = False, seed: int = 0
+        self,
+        root: str | Path,
+        split: str,
+        transform: Transform,
+        image_size: int,
+        *,
+        training: bool = False,
+        seed: int = 0,
     ):
         super().__init__(transform, image_size, training=training, seed=seed)
         self.folder = find_split(Path(root), split)
@@ -65,11 +72,17 @@ def find_split(root: Path, split: str) -> Path:
     for folder in folders:
         if folder.is_dir():
             return folder
-    raise ValueError(f"{root} must hold the folders train and val, with one folder per class; there is no {folders[-1]}")
+    raise ValueError(
+        f"{root} must hold the folders train and val, with one folder per class; there is no {folders[-1]}"
+    )
 
 
 def class_folders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith(".") and entry.is_dir())
+    return sorted(
+        entry.name
+        for entry in os.scandir(folder)
+        if not entry.name.startswith(".") and entry.is_dir()
+    )
 
 
 def index_folder(folder: Path) -> FileIndex:
@@ -103,7 +116,9 @@ def cache_folder() -> Path | None:
     for folder in _cache_places():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():  # what others wrote is not to be trusted
+            if (
+                os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid()
+            ):  # what others wrote is not to be trusted
                 return folder
         except OSError:
             continue
@@ -165,7 +180,9 @@ def _scan_class(folder: Path, name: str) -> _Class:
         relative = pending.pop()
         status = os.stat(root + b"/" + relative)
         if _identity(status) in visited:
-            found.notes.append(f"{folder / os.fsdecode(relative)}: a link to a folder above it or listed already, not followed")
+            found.notes.append(
+                f"{folder / os.fsdecode(relative)}: a link to a folder above it or listed already, not followed"
+            )
             continue
         visited.add(_identity(status))
         found.folders[os.fsdecode(relative)] = status.st_mtime_ns
@@ -197,7 +214,9 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
 
 def _unchanged(folder: Path, folders: dict[str, int]) -> bool:
     try:
-        return all(os.stat(folder / name).st_mtime_ns == changed for name, changed in folders.items())
+        return all(
+            os.stat(folder / name).st_mtime_ns == changed for name, changed in folders.items()
+        )
     except OSError:
         return False
 

@@ -33,7 +33,9 @@ class _Fetch(Dataset):
     def __getitems__(self, request: Request) -> Loaded | DataError:
         try:
             return self.dataset.load(request.indices, request.epoch)
-        except DataError as error:  # as a value: raised in a worker, it would come with the worker's stack trace
+        except (
+            DataError
+        ) as error:  # as a value: raised in a worker, it would come with the worker's stack trace
             return error
 
 
@@ -43,7 +45,9 @@ def as_it_is(batch: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the last batches are still wanted
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes; the last batches are still wanted
     torch.set_num_threads(1)
     end_with_parent()
 
@@ -91,7 +95,9 @@ def start(loader: DataLoader, dataset: BatchDataset) -> Iterator[Any]:
     main = sys.modules["__main__"]
     if type(dataset).__module__ == "__main__":
         return iter(loader)
-    hidden: dict[str, Any] = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    hidden: dict[str, Any] = {
+        name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
+    }
     main.__spec__ = None
     try:
         return iter(loader)
@@ -110,7 +116,12 @@ class Loader(Generic[B]):
         worker_restarts: int,
         **options: Any,
     ):
-        self.dataset, self.sampler, self.bad_files, self.worker_restarts = dataset, sampler, bad_files, worker_restarts
+        self.dataset, self.sampler, self.bad_files, self.worker_restarts = (
+            dataset,
+            sampler,
+            bad_files,
+            worker_restarts,
+        )
         self.steps_per_epoch = sampler.steps if isinstance(sampler, TrainSampler) else len(sampler)
         self._loader = DataLoader(
             _Fetch(dataset),
@@ -137,7 +148,9 @@ class Loader(Generic[B]):
         position, done = self.sampler.position, 0
         while True:
             try:
-                for loaded in itertools.islice(start(self._loader, self.dataset), done % self.sampler.accumulation, None):
+                for loaded in itertools.islice(
+                    start(self._loader, self.dataset), done % self.sampler.accumulation, None
+                ):
                     if isinstance(loaded, DataError):
                         raise loaded
                     self.bad_files.add(loaded.bad)
@@ -147,7 +160,11 @@ class Loader(Generic[B]):
                 return
             except DataError:
                 raise
-            except (RuntimeError, OSError, EOFError) as error:  # what a dead worker leaves its readers with
+            except (
+                RuntimeError,
+                OSError,
+                EOFError,
+            ) as error:  # what a dead worker leaves its readers with
                 dead = self._dead_workers()
                 if not dead:
                     raise
@@ -159,7 +176,11 @@ class Loader(Generic[B]):
         if self.worker_restarts == 0:
             raise DataError(f"{sentence}; use fewer workers or restart") from error
         self.worker_restarts -= 1
-        log.warning("%s; all are started again (%d more times, data.worker_restarts)", sentence, self.worker_restarts)
+        log.warning(
+            "%s; all are started again (%d more times, data.worker_restarts)",
+            sentence,
+            self.worker_restarts,
+        )
         self._loader._iterator._shutdown_workers()  # type: ignore[union-attr]
         self._loader._iterator = None
 
@@ -169,7 +190,11 @@ class Loader(Generic[B]):
         if not workers:
             return ""
         multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=1)
-        return ", ".join(f"pid {worker.pid}, exit code {worker.exitcode}" for worker in workers if worker.exitcode is not None)
+        return ", ".join(
+            f"pid {worker.pid}, exit code {worker.exitcode}"
+            for worker in workers
+            if worker.exitcode is not None
+        )
 
 
 def create_loader(
@@ -205,13 +230,17 @@ def create_loader(
         raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
     sampler: TrainSampler | EvalSampler
     if training:
-        sampler = TrainSampler(len(dataset), batch_size, accumulation, rank, world_size, seed, dataset.groups())
+        sampler = TrainSampler(
+            len(dataset), batch_size, accumulation, rank, world_size, seed, dataset.groups()
+        )
         images = len(sampler) * batch_size
     else:
         sampler = EvalSampler(len(dataset), batch_size, rank, world_size)
         images = sampler.last - sampler.first
     options = {"pin_memory": pin_memory, **worker_options(workers, prefetch)}
-    return Loader(dataset, sampler, BadFiles(images, bad_limit, dataset.notes), worker_restarts, **options)
+    return Loader(
+        dataset, sampler, BadFiles(images, bad_limit, dataset.notes), worker_restarts, **options
+    )
 
 
 def worker_options(workers: int, prefetch: int = 2) -> dict[str, Any]:

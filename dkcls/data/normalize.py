@@ -17,12 +17,19 @@ class Normalize(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32):
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
+    ):
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
-            raise ValueError(f"mean and std must have one number per channel, std positive, got {tuple(mean)} and {tuple(std)}")
+            raise ValueError(
+                f"mean and std must have one number per channel, std positive, got {tuple(mean)} and {tuple(std)}"
+            )
         self.dtype = dtype
-        scale, shift = [1 / (255 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
+        scale, shift = (
+            [1 / (255 * s) for s in std],
+            [-m / s for m, s in zip(mean, std, strict=True)],
+        )
         self.register_buffer("scale", torch.tensor(scale).view(-1, 1, 1), persistent=False)
         self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1), persistent=False)
 

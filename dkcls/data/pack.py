@@ -16,7 +16,11 @@ from dkcls.data.tar import index_path, shard_path
 
 
 def pack_split(
-    source: ImageFolder, split: str, root: Path, images_per_shard: int, progress: Callable[[int], None] = lambda count: None
+    source: ImageFolder,
+    split: str,
+    root: Path,
+    images_per_shard: int,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> int:
     """Writes <root>/<split>-00000.tar, ... and <split>.index. Returns the number of shards; `progress` is told of images done.
 
@@ -27,9 +31,14 @@ def pack_split(
         raise ValueError(f"images_per_shard must be positive, got {images_per_shard}")
     for name in source.index.facts["folders"]:
         if name and (source.folder / name).is_symlink():
-            raise ValueError(f"{source.folder / name} is a link: what is packed must lie in the folder itself")
+            raise ValueError(
+                f"{source.folder / name} is a link: what is packed must lie in the folder itself"
+            )
     root.mkdir(parents=True, exist_ok=True)
-    shards = [range(first, min(first + images_per_shard, len(source))) for first in range(0, len(source), images_per_shard)]
+    shards = [
+        range(first, min(first + images_per_shard, len(source)))
+        for first in range(0, len(source), images_per_shard)
+    ]
     paths = [shard_path(root, split, shard) for shard in range(len(shards))]
     if _finished(source, range(len(source)), index_path(root, split), paths):
         progress(len(source))
@@ -52,18 +61,28 @@ def _part_path(shard: Path) -> Path:
     return shard.with_suffix(".part")
 
 
-def _finished(source: ImageFolder, members: Sequence[int], index: Path, shards: list[Path]) -> FileIndex | None:
+def _finished(
+    source: ImageFolder, members: Sequence[int], index: Path, shards: list[Path]
+) -> FileIndex | None:
     """The index in that file, if it is of these files, and the shards are there and whole."""
     try:
         found = FileIndex.open(index)
         whole = [path.stat().st_size for path in shards] == found.facts["shard_bytes"]
     except (OSError, ValueError):
         return None
-    same = len(found) == len(members) and all(found.name(i) == source.index.name(member) for i, member in enumerate(members))
+    same = len(found) == len(members) and all(
+        found.name(i) == source.index.name(member) for i, member in enumerate(members)
+    )
     return found if whole and same else None
 
 
-def _write(source: ImageFolder, members: Sequence[int], path: Path, shard: int, progress: Callable[[int], None]) -> FileIndex:
+def _write(
+    source: ImageFolder,
+    members: Sequence[int],
+    path: Path,
+    shard: int,
+    progress: Callable[[int], None],
+) -> FileIndex:
     temporary = path.with_suffix(".tmp")
     checksums = []
     with temporary.open("wb") as file:
@@ -88,13 +107,17 @@ def _read_plain(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ValueError(f"{path} is a link: what is packed must lie in the folder itself") from error
+            raise ValueError(
+                f"{path} is a link: what is packed must lie in the folder itself"
+            ) from error
         raise
     with open(descriptor, "rb", buffering=0) as file:
         return file.readall()
 
 
-def _verified(source: ImageFolder, members: Sequence[int], path: Path, checksums: list[int], shard: int) -> FileIndex:
+def _verified(
+    source: ImageFolder, members: Sequence[int], path: Path, checksums: list[int], shard: int
+) -> FileIndex:
     """The part of the index, from what is in the file."""
     names, offsets, sizes = [], [], []
     with tarfile.open(path) as archive, path.open("rb") as file:
@@ -107,7 +130,11 @@ def _verified(source: ImageFolder, members: Sequence[int], path: Path, checksums
             sizes.append(info.size)
     assert names == [source.index.name(member) for member in members]
     targets = [source.target(member) for member in members]
-    places = {"shards": np.full(len(names), shard), "offsets": np.array(offsets), "sizes": np.array(sizes)}
+    places = {
+        "shards": np.full(len(names), shard),
+        "offsets": np.array(offsets),
+        "sizes": np.array(sizes),
+    }
     return FileIndex.build(names, targets, {"shard_bytes": [path.stat().st_size]}, **places)
 
 
@@ -115,7 +142,14 @@ def _join(source: ImageFolder, parts: list[FileIndex]) -> FileIndex:
     names = [part.name(i) for part in parts for i in range(len(part))]
     targets = [target for part in parts for target in part.targets.tolist()]
     shard_bytes = [size for part in parts for size in part.facts["shard_bytes"]]
-    places = {key: np.concatenate([part.extra[key] for part in parts]) for key in ("shards", "offsets", "sizes")}
+    places = {
+        key: np.concatenate([part.extra[key] for part in parts])
+        for key in ("shards", "offsets", "sizes")
+    }
     other_endings = source.index.facts["other_endings"]
-    facts = {"class_names": source.class_names, "shard_bytes": shard_bytes, "other_endings": other_endings}
+    facts = {
+        "class_names": source.class_names,
+        "shard_bytes": shard_bytes,
+        "other_endings": other_endings,
+    }
     return FileIndex.build(names, targets, facts, **places)

@@ -88,5 +88,7 @@ class EvalSampler:
         return -(-(self.last - self.first) // self.batch_size)
 
     def __iter__(self) -> Iterator[Request]:
-        for start in range(self.first + self.position * self.batch_size, self.last, self.batch_size):
+        for start in range(
+            self.first + self.position * self.batch_size, self.last, self.batch_size
+        ):
             yield Request(self.epoch, np.arange(start, min(start + self.batch_size, self.last)))

@@ -14,7 +14,14 @@ class Synthetic(ImageDataset):
     mean, std = IMAGENET_MEAN, IMAGENET_STD
     channels = 3
 
-    def __init__(self, *, image_size: int = 224, num_classes: int = 1000, length: int = 1_281_167, seed: int = 0):
+    def __init__(
+        self,
+        *,
+        image_size: int = 224,
+        num_classes: int = 1000,
+        length: int = 1_281_167,
+        seed: int = 0,
+    ):
         if min(image_size, num_classes, length) < 1:
             raise ValueError(
                 f"image_size, num_classes and length must be positive, got {image_size}, {num_classes} and {length}"
@@ -22,7 +29,9 @@ class Synthetic(ImageDataset):
         self.image_size, self.length = image_size, length
         self.class_names = [f"class {i}" for i in range(num_classes)]
         generator = torch.Generator().manual_seed(seed)
-        pool = torch.randint(256, (_POOL, 3, image_size, image_size), generator=generator, dtype=torch.uint8)
+        pool = torch.randint(
+            256, (_POOL, 3, image_size, image_size), generator=generator, dtype=torch.uint8
+        )
         self.pool = pool.contiguous(memory_format=torch.channels_last)
 
     def __len__(self) -> int:

@@ -22,7 +22,14 @@ _KIND = 156  # the place of its kind in them
 
 class TarImages(EncodedImages):
     def __init__(
-        self, root: str | Path, split: str, transform: Transform, image_size: int, *, training: bool = False, seed: int = 0
+        self,
+        root: str | Path,
+        split: str,
+        transform: Transform,
+        image_size: int,
+        *,
+        training: bool = False,
+        seed: int = 0,
     ):
         super().__init__(transform, image_size, training=training, seed=seed)
         self.root, self.split = Path(root), _find_split(Path(root), split)
@@ -30,20 +37,28 @@ class TarImages(EncodedImages):
         _check_index(self.index, index_path(self.root, self.split))
         self.notes = tuple(passed_over(index_path(self.root, self.split), self.index))
         self.class_names = self.index.facts["class_names"]
-        self._files: dict[int, int] = {}  # shard: file descriptor, opened in each process when first read
+        self._files: dict[
+            int, int
+        ] = {}  # shard: file descriptor, opened in each process when first read
         for shard, expected in enumerate(self.index.facts["shard_bytes"]):
             path = shard_path(self.root, self.split, shard)
             found = path.stat().st_size if path.is_file() else "no file"
             if found != expected:
-                raise ValueError(f"{path} must have {expected} bytes, as its index says, got {found}")
+                raise ValueError(
+                    f"{path} must have {expected} bytes, as its index says, got {found}"
+                )
 
     def __len__(self) -> int:
         return len(self.index)
 
     def read(self, index: int) -> bytes:
-        shard, offset, size = (int(self.index.extra[key][index]) for key in ("shards", "offsets", "sizes"))
+        shard, offset, size = (
+            int(self.index.extra[key][index]) for key in ("shards", "offsets", "sizes")
+        )
         if shard not in self._files:
-            self._files[shard] = os.open(shard_path(self.root, self.split, shard), os.O_RDONLY | os.O_CLOEXEC)
+            self._files[shard] = os.open(
+                shard_path(self.root, self.split, shard), os.O_RDONLY | os.O_CLOEXEC
+            )
         data = os.pread(self._files[shard], _HEADER + size, offset - _HEADER)
         if len(data) != _HEADER + size:
             raise OSError(f"{max(len(data) - _HEADER, 0)} of its {size} bytes are there")
@@ -78,7 +93,9 @@ def _find_split(root: Path, split: str) -> str:
     for name in split_names(split):
         if index_path(root, name).is_file():
             return name
-    raise ValueError(f"there is no {index_path(root, name)}, which scripts/pack_tar.py makes from an image folder")
+    raise ValueError(
+        f"there is no {index_path(root, name)}, which scripts/pack_tar.py makes from an image folder"
+    )
 
 
 def _check_index(index: FileIndex, path: Path) -> None:
@@ -87,15 +104,25 @@ def _check_index(index: FileIndex, path: Path) -> None:
         shards, offsets, sizes = (index.extra[key] for key in ("shards", "offsets", "sizes"))
         ends = np.array(index.facts["shard_bytes"], np.int64)
         lengths = {len(array) for array in (index.ends, index.targets, shards, offsets, sizes)}
-        inside = len(lengths) == 1 and _within(shards, len(ends)) and _within(index.targets, len(index.facts["class_names"]))
+        inside = (
+            len(lengths) == 1
+            and _within(shards, len(ends))
+            and _within(index.targets, len(index.facts["class_names"]))
+        )
         passed_over(path, index)  # can be read
-        inside = inside and bool(((offsets >= _HEADER) & (sizes >= 0) & (sizes <= ends[shards] - offsets)).all())
+        inside = inside and bool(
+            ((offsets >= _HEADER) & (sizes >= 0) & (sizes <= ends[shards] - offsets)).all()
+        )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{path} is not the index of a tar data set: {error!r}") from error
     if not inside:
-        raise ValueError(f"{path} names images outside its shards or its classes: it is damaged, or not of these files")
+        raise ValueError(
+            f"{path} names images outside its shards or its classes: it is damaged, or not of these files"
+        )
     if (bad := _leads_outside(index)) is not None:
-        raise ValueError(f"{path} names {os.fsdecode(bad)!r}: names must not be absolute or contain '..'")
+        raise ValueError(
+            f"{path} names {os.fsdecode(bad)!r}: names must not be absolute or contain '..'"
+        )
 
 
 def _within(numbers: np.ndarray, end: int) -> bool:
@@ -111,4 +138,6 @@ def _leads_outside(index: FileIndex) -> bytes | None:
     if b".." not in index.names.tobytes() and not (index.names[starts] == ord("/")).any():
         return None
     names = (index.name(i) for i in range(len(index)))
-    return next((name for name in names if name.startswith(b"/") or b".." in name.split(b"/")), None)
+    return next(
+        (name for name in names if name.startswith(b"/") or b".." in name.split(b"/")), None
+    )

@@ -57,15 +57,27 @@ class TorchvisionImages(ImageDataset):
 
         facts = TORCHVISION_SETS[name]
         try:
-            source = getattr(datasets, facts.reader)(str(root), train=split == "train", download=download)
+            source = getattr(datasets, facts.reader)(
+                str(root), train=split == "train", download=download
+            )
         except (RuntimeError, OSError) as error:
             advice = "it could not be downloaded" if download else "download=true fetches it"
             raise ValueError(f"{name} is not complete in {root}, and {advice}: {error}") from error
         pixels = torch.as_tensor(source.data)  # [N, H, W] or [N, H, W, C]
         self.images = pixels[:, None] if pixels.dim() == 3 else pixels.permute(0, 3, 1, 2)
         self.targets = torch.as_tensor(source.targets, dtype=torch.int64)
-        self.class_names, self.channels, self.mean, self.std = list(source.classes), len(facts.mean), facts.mean, facts.std
-        self.transform, self.image_size, self.training, self.seed = transform, image_size, training, seed
+        self.class_names, self.channels, self.mean, self.std = (
+            list(source.classes),
+            len(facts.mean),
+            facts.mean,
+            facts.std,
+        )
+        self.transform, self.image_size, self.training, self.seed = (
+            transform,
+            image_size,
+            training,
+            seed,
+        )
 
     def __len__(self) -> int:
         return len(self.images)

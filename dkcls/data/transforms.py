@@ -54,7 +54,9 @@ class EvalTransform:
     def __call__(self, source: Source, key: int) -> Tensor:
         height, width = source.size
         side, shorter = self.shorter_side, min(height, width)
-        image = resize(source.rows(), side * height // shorter, side * width // shorter, self.interpolation)
+        image = resize(
+            source.rows(), side * height // shorter, side * width // shorter, self.interpolation
+        )
         top, left = (round((length - self.image_size) / 2) for length in image.shape[1:])
         return image[:, top : top + self.image_size, left : left + self.image_size]
 
@@ -78,7 +80,9 @@ class TrainTransform:
     ):
         for name, pair, top in (("scale", scale, 1.0), ("ratio", ratio, math.inf)):
             if not 0 < pair[0] <= pair[1] <= top:
-                raise ValueError(f"{name} must be a range (low, high) above 0 and up to {top}, got {tuple(pair)}")
+                raise ValueError(
+                    f"{name} must be a range (low, high) above 0 and up to {top}, got {tuple(pair)}"
+                )
         if not (0 <= hflip <= 1 and 0 <= color_jitter <= 1 and 0 <= erase_prob <= 1):
             raise ValueError(
                 f"hflip, color_jitter and erase_prob must be from 0 to 1, got {hflip}, {color_jitter} and {erase_prob}"
@@ -86,7 +90,9 @@ class TrainTransform:
         self.interpolation = _check_interpolation(interpolation)
         self.image_size, self.scale, self.ratio = image_size, scale, ratio
         self.hflip, self.color_jitter = hflip, color_jitter
-        self.rand_augment = _timm_rand_augment(rand_augment, image_size, mean) if rand_augment else None
+        self.rand_augment = (
+            _timm_rand_augment(rand_augment, image_size, mean) if rand_augment else None
+        )
         self.erase = _timm_random_erasing(erase_prob) if erase_prob else None
         self.mean, self.std = (torch.tensor(v)[:, None, None] for v in (mean, std))
         self.planar = bool(color_jitter) and not rand_augment
@@ -115,7 +121,11 @@ class TrainTransform:
 
 
 def random_crop_box(
-    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    generator: torch.Generator,
 ) -> tuple[int, int, int, int]:
     """(top, left, height, width): torchvision's RandomResizedCrop.get_params, number for number."""
     low, high = _log_range(tuple(ratio))
@@ -169,7 +179,11 @@ def jitter_colors(image: Tensor, strength: float, generator: torch.Generator) ->
             pixels *= factor
         elif operation == 1:
             means = pixels.flatten(1).numpy().mean(axis=1).tolist()
-            mean = sum(m * w for m, w in zip(means, _GREY, strict=True)) if len(means) == 3 else means[0]
+            mean = (
+                sum(m * w for m, w in zip(means, _GREY, strict=True))
+                if len(means) == 3
+                else means[0]
+            )
             pixels.mul_(factor).add_((1 - factor) * mean)
         elif len(pixels) == 3:
             red, green, blue = (plane * weight for plane, weight in zip(pixels, _GREY, strict=True))
@@ -177,7 +191,9 @@ def jitter_colors(image: Tensor, strength: float, generator: torch.Generator) ->
             pixels.mul_(factor).add_(grey)
         if factor > 1:  # below that, every pixel moves towards a value that there is
             pixels.clamp_(0, 255)
-    return torch.from_numpy(pixels.round_().numpy().astype(np.uint8))  # numpy's conversion is the vectorised one
+    return torch.from_numpy(
+        pixels.round_().numpy().astype(np.uint8)
+    )  # numpy's conversion is the vectorised one
 
 
 def _timm_rand_augment(config: str, image_size: int, mean: Sequence[float]) -> Callable[[Any], Any]:
@@ -186,7 +202,9 @@ def _timm_rand_augment(config: str, image_size: int, mean: Sequence[float]) -> C
     if len(mean) != 3:
         raise ValueError(f"rand_augment needs images of 3 channels, got {len(mean)}")
     fill = tuple(min(255, round(255 * m)) for m in mean)
-    return rand_augment_transform(config, {"translate_const": int(image_size * 0.45), "img_mean": fill})
+    return rand_augment_transform(
+        config, {"translate_const": int(image_size * 0.45), "img_mean": fill}
+    )
 
 
 def _timm_random_erasing(probability: float) -> Callable[[Tensor], Tensor]:

@@ -40,7 +40,8 @@ def coco_map(
     # From 1: COCOeval takes the id 0 for "not found".
     objects = [{**row, "id": number} for number, row in enumerate(truth["annotations"], 1)]
     found = [
-        {**row, "id": number, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0} for number, row in enumerate(detections, 1)
+        {**row, "id": number, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0}
+        for number, row in enumerate(detections, 1)
     ]
     with redirect_stdout(io.StringIO()):
         evaluation = COCOeval(_indexed(truth, objects), _indexed(truth, found), "bbox")
@@ -52,21 +53,33 @@ def coco_map(
         evaluation.accumulate()
         evaluation.summarize()
     return {
-        name: float("nan") if value < 0 else 100 * float(value) for name, value in zip(METRICS, evaluation.stats, strict=True)
+        name: float("nan") if value < 0 else 100 * float(value)
+        for name, value in zip(METRICS, evaluation.stats, strict=True)
     }
 
 
-def result_rows(output: Mapping[str, Tensor], image_id: int, category_id: Callable[[int], int]) -> list[dict[str, Any]]:
+def result_rows(
+    output: Mapping[str, Tensor], image_id: int, category_id: Callable[[int], int]
+) -> list[dict[str, Any]]:
     """What a detector of torchvision's says of one image (boxes, labels, scores) as COCO's rows of results."""
     corners, labels, scores = (output[key].tolist() for key in ("boxes", "labels", "scores"))
     return [
-        {"image_id": image_id, "category_id": category_id(label), "bbox": [x1, y1, x2 - x1, y2 - y1], "score": score}
+        {
+            "image_id": image_id,
+            "category_id": category_id(label),
+            "bbox": [x1, y1, x2 - x1, y2 - y1],
+            "score": score,
+        }
         for (x1, y1, x2, y2), label, score in zip(corners, labels, scores, strict=True)
     ]
 
 
 def _indexed(truth: Mapping[str, Any], annotations: list[dict[str, Any]]) -> COCO:
     coco = COCO()
-    coco.dataset = {"images": truth["images"], "categories": truth["categories"], "annotations": annotations}
+    coco.dataset = {
+        "images": truth["images"],
+        "categories": truth["categories"],
+        "annotations": annotations,
+    }
     coco.createIndex()
     return coco

@@ -10,7 +10,10 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-STRIDES = (4, 32)  # of the finest and the coarsest feature map that a pyramid stands on, unless levels are given
+STRIDES = (
+    4,
+    32,
+)  # of the finest and the coarsest feature map that a pyramid stands on, unless levels are given
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
 POOL = 7  # side of what is cut out of a feature map for a box
 
@@ -71,7 +74,9 @@ class Detector(FasterRCNN):
             max_size=max_size,
             image_mean=list(mean),
             image_std=list(std),
-            rpn_anchor_generator=AnchorGenerator(tuple((size,) for size in anchor_sizes), (ASPECT_RATIOS,) * (maps + 1)),
+            rpn_anchor_generator=AnchorGenerator(
+                tuple((size,) for size in anchor_sizes), (ASPECT_RATIOS,) * (maps + 1)
+            ),
             rpn_pre_nms_top_n_train=proposals,
             rpn_post_nms_top_n_train=proposals,
             rpn_pre_nms_top_n_test=some,
@@ -100,7 +105,9 @@ def pyramid_levels(strides: Sequence[int]) -> list[int]:
     """Which of a network's feature maps, given their strides, a pyramid stands on."""
     levels = [level for level, stride in enumerate(strides) if STRIDES[0] <= stride <= STRIDES[1]]
     if not levels:
-        raise ValueError(f"the network must have feature maps with strides from {STRIDES[0]} to {STRIDES[1]}, got {strides}")
+        raise ValueError(
+            f"the network must have feature maps with strides from {STRIDES[0]} to {STRIDES[1]}, got {strides}"
+        )
     return levels
 
 

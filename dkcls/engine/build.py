@@ -41,8 +41,16 @@ def build_loaders(parts: Parts, batch_size: int, world: World) -> tuple[Loader, 
         "worker_restarts": config.data.worker_restarts,
     }  # fmt: skip
     try:
-        train = create_loader(parts.train_set, batch_size, training=True, accumulation=config.train.accumulation, **common)
-        val = create_loader(parts.val_set, config.train.eval_batch_size or batch_size, training=False, **common)
+        train = create_loader(
+            parts.train_set,
+            batch_size,
+            training=True,
+            accumulation=config.train.accumulation,
+            **common,
+        )
+        val = create_loader(
+            parts.val_set, config.train.eval_batch_size or batch_size, training=False, **common
+        )
     except ValueError as error:
         raise UserError(str(error)) from error
     return train, val
@@ -62,9 +70,13 @@ def batch_per_rank(config: Config, world: World) -> int:
 
 def build_dataset(config: DataConfig, split: str, seed: int, training: bool = False) -> Any:
     if config.name is None:
-        raise UserError("data=NAME or data.name=NAME is needed: which images; data=deformed_fashion is embedded")
+        raise UserError(
+            "data=NAME or data.name=NAME is needed: which images; data=deformed_fashion is embedded"
+        )
     try:
-        return create_dataset(split=split, training=training, seed=seed, **config.dataset_arguments())
+        return create_dataset(
+            split=split, training=training, seed=seed, **config.dataset_arguments()
+        )
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"data: {error}") from error
 
@@ -74,7 +86,9 @@ def wrap(model: nn.Module, config: Config, world: World) -> nn.Module:
     wrapped = model
     if config.train.sync_bn:
         if world.device.type != "cuda":
-            raise UserError("train.sync_bn=true needs CUDA: PyTorch has no synchronised batch norm on the CPU")
+            raise UserError(
+                "train.sync_bn=true needs CUDA: PyTorch has no synchronised batch norm on the CPU"
+            )
         wrapped = nn.SyncBatchNorm.convert_sync_batchnorm(wrapped)
     if config.train.compile:
         wrapped = torch.compile(wrapped)  # type: ignore[assignment]
@@ -87,9 +101,21 @@ def wrap(model: nn.Module, config: Config, world: World) -> nn.Module:
 def milestones(steps_per_epoch: int, config: Config) -> list[tuple[str, int, float]]:
     """(what, step, learning rate) along the schedule."""
     total, warmup = config.schedule.steps(steps_per_epoch)
-    peak, half, drops = config.learning_rate, (total + warmup) // 2, config.schedule.drops(steps_per_epoch)
+    peak, half, drops = (
+        config.learning_rate,
+        (total + warmup) // 2,
+        config.schedule.drops(steps_per_epoch),
+    )
     at_half = peak / 2 * (1 + math.cos(math.pi * (half - warmup) / (total - warmup)))
     after = [("half", half, at_half)] if drops is None else []
-    after += [("drop", step, peak * config.schedule.gamma ** (i + 1)) for i, step in enumerate(drops or [])]
+    after += [
+        ("drop", step, peak * config.schedule.gamma ** (i + 1))
+        for i, step in enumerate(drops or [])
+    ]
     end = 0.0 if drops is None else peak * config.schedule.gamma ** len(drops)
-    return [("start", 0, 0.0 if warmup else peak), ("end of warm-up", warmup, peak), *after, ("end", total, end)]
+    return [
+        ("start", 0, 0.0 if warmup else peak),
+        ("end of warm-up", warmup, peak),
+        *after,
+        ("end", total, end),
+    ]

@@ -69,11 +69,17 @@ def read(path: Path, *, need_hash: bool = True) -> dict[str, Any]:
         beside = hash_path(path)
         expected = beside.read_bytes().split()[:1] if beside.exists() else None
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
-        raise BadCheckpoint(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
+        raise BadCheckpoint(
+            f"{path} cannot be read: {getattr(error, 'strerror', error)}"
+        ) from error
     if expected is None and need_hash:
-        raise BadCheckpoint(f"{path} has no {beside.name} beside it, so nothing tells whether it is whole")
+        raise BadCheckpoint(
+            f"{path} has no {beside.name} beside it, so nothing tells whether it is whole"
+        )
     if expected is not None and expected != [hashlib.sha256(data).hexdigest().encode()]:
-        raise BadCheckpoint(f"{path} does not have the SHA-256 that {beside.name} says: it was damaged after it was written")
+        raise BadCheckpoint(
+            f"{path} does not have the SHA-256 that {beside.name} says: it was damaged after it was written"
+        )
     try:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # of any kind, in a file that is damaged
@@ -100,7 +106,9 @@ class Checkpoints:
     def newest_first(self) -> list[Path]:
         files = self.folder.iterdir() if self.folder.is_dir() else ()
         found = {path: match for path in files if (match := NAME.fullmatch(path.name))}
-        return sorted(found, key=lambda path: (int(found[path][1]), not found[path][2]), reverse=True)
+        return sorted(
+            found, key=lambda path: (int(found[path][1]), not found[path][2]), reverse=True
+        )
 
     def load_newest(self) -> tuple[Path, dict[str, Any]] | None:
         """The newest good one, if there is any. Every bad one on the way is named."""
@@ -127,10 +135,19 @@ class Checkpoints:
     def _prune(self) -> None:
         kept = {(self.run / name).resolve() for name in ("last.pt", "best.pt")}
         files = self.newest_first()
-        kept.update(path.resolve() for path in [path for path in files if "-trained" not in path.name][: self.keep])
+        kept.update(
+            path.resolve()
+            for path in [path for path in files if "-trained" not in path.name][: self.keep]
+        )
         for path in files:
-            if path.resolve() not in kept and not path.is_dir():  # a folder is nobody's checkpoint, and not ours to remove
+            if (
+                path.resolve() not in kept and not path.is_dir()
+            ):  # a folder is nobody's checkpoint, and not ours to remove
                 path.unlink()
-        for path in self.folder.iterdir():  # what a process left that was killed in here: a hash, or a part of a file
-            if path.suffix == ".tmp" or (path.suffix == ".sha256" and not path.with_suffix("").exists()):
+        for path in (
+            self.folder.iterdir()
+        ):  # what a process left that was killed in here: a hash, or a part of a file
+            if path.suffix == ".tmp" or (
+                path.suffix == ".sha256" and not path.with_suffix("").exists()
+            ):
                 path.unlink()

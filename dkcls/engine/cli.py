@@ -29,7 +29,12 @@ LOG_PARTS = ("handlers", "formatters", "filters", "loggers")
 def run(main: Callable[[], object], kind: type = Config) -> int:
     """Runs a Hydra main. Returns 0; 1 for an error; 75 if asked to stop, so that it can go on; 130 for a second Ctrl-C."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints and exits itself
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(asctime)s %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
     with errors(kind), hydra_runs_no_code():
         if launched_by_torchrun() and {"-m", "--multirun"} & set(sys.argv[1:]):
             raise UserError(
@@ -112,7 +117,9 @@ def explain(error: BaseException, kind: type) -> str:
     if missing := re.search(r"Could not find '(\w+)/(\w+)'", message):
         options = re.findall(r"^\t(\S+)$", message, re.MULTILINE)
         near = get_close_matches(missing[2], options, 3, 0.3)
-        return f"there is no {missing[1]} {missing[2]!r}" + (f"; near it: {', '.join(near)}" if near else "")
+        return f"there is no {missing[1]} {missing[2]!r}" + (
+            f"; near it: {', '.join(near)}" if near else ""
+        )
     return one_line(f"{message}\n{error.__cause__ or ''}")
 
 
@@ -142,7 +149,15 @@ def refuse_code(hydra: dict[str, Any]) -> None:
     for key in ("launcher", "sweeper"):
         part = dict(hydra[key])
         target = str(part.pop("_target_", ""))
-        if not target.startswith(("hydra._internal.core_plugins.", "hydra_plugins.")) or "_target_" in str(part):
-            raise UserError(f"hydra.{key} must be one of Hydra's own: a config may not name code to run")
-    if hydra.get("callbacks") or any(hydra[key].get(part) for key in ("job_logging", "hydra_logging") for part in LOG_PARTS):
-        raise UserError("hydra.callbacks and Hydra's logging must be left alone: a config may not name code to run")
+        if not target.startswith(
+            ("hydra._internal.core_plugins.", "hydra_plugins.")
+        ) or "_target_" in str(part):
+            raise UserError(
+                f"hydra.{key} must be one of Hydra's own: a config may not name code to run"
+            )
+    if hydra.get("callbacks") or any(
+        hydra[key].get(part) for key in ("job_logging", "hydra_logging") for part in LOG_PARTS
+    ):
+        raise UserError(
+            "hydra.callbacks and Hydra's logging must be left alone: a config may not name code to run"
+        )

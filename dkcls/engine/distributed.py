@@ -82,27 +82,41 @@ def launched_by_torchrun() -> bool:
 def start(device: str, timeout: float) -> Iterator[World]:
     """Joins the other processes, if torchrun started any, for as long as the context lasts."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda was asked for, but there is no CUDA device here; cpu or auto would run")
+        raise UserError(
+            "device=cuda was asked for, but there is no CUDA device here; cpu or auto would run"
+        )
     on_gpu = device != "cpu" and torch.cuda.is_available()
     if not launched_by_torchrun():
-        yield World(torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
+        yield World(
+            torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        )
         return
     rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     place = torch.device("cpu")
     if on_gpu:
         if local >= torch.cuda.device_count():
-            raise UserError(f"torchrun started {local + 1} processes here, but there are {torch.cuda.device_count()} GPUs")
+            raise UserError(
+                f"torchrun started {local + 1} processes here, but there are {torch.cuda.device_count()} GPUs"
+            )
         place = torch.device("cuda", local)
         torch.cuda.set_device(place)
     limit = timedelta(seconds=timeout)
     store = _store(limit)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=limit,
+    )
     try:
         with heartbeat(dist.PrefixStore("heartbeat", store.clone()), rank, size, timeout):
             yield World(place, rank, size)
     except RuntimeError as error:
         if "gloo" in str(error).lower() or isinstance(error, dist.DistError):
-            reason = str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]  # without gloo's own source line and advice
+            reason = (
+                str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]
+            )  # without gloo's own source line and advice
             raise RankError(f"lost the connection to another rank ({reason})") from error
         raise
     finally:

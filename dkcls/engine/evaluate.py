@@ -10,7 +10,9 @@ from dkcls.engine.distributed import World
 from dkcls.engine.task import Task
 
 
-def evaluate(task: Task, model: nn.Module, batches: Iterable[Any], world: World, precision: str = "fp32") -> dict[str, Any]:
+def evaluate(
+    task: Task, model: nn.Module, batches: Iterable[Any], world: World, precision: str = "fp32"
+) -> dict[str, Any]:
     """The task's figures over all batches of all ranks, which may have different numbers of them."""
     was_training = model.training
     model.eval()

@@ -43,13 +43,22 @@ def export(network: Network, kind: str, path: Path) -> tuple[float, float]:
         with torch.no_grad():
             run = WRITERS[kind](network, model, batches[1], file)
             expected = [model(batch) for batch in batches]
-            difference = max((run(x) - y).abs().max().item() for x, y in zip(batches, expected, strict=True))
+            difference = max(
+                (run(x) - y).abs().max().item() for x, y in zip(batches, expected, strict=True)
+            )
             exact = copy.deepcopy(model).double()
-            rounding = max((exact(x.double()) - y).abs().max().item() for x, y in zip(batches, expected, strict=True))
+            rounding = max(
+                (exact(x.double()) - y).abs().max().item()
+                for x, y in zip(batches, expected, strict=True)
+            )
         scale = max(y.abs().max().item() for y in expected)
         if not difference <= 1e-3 * scale + 10 * rounding:
-            raise UserError(f"the {kind} file's logits differ from the network's by {difference:.3g}, of up to {scale:.3g}")
-        write_atomically(path, file.read_bytes())  # a new file: safetensors gives its own the mode 0600
+            raise UserError(
+                f"the {kind} file's logits differ from the network's by {difference:.3g}, of up to {scale:.3g}"
+            )
+        write_atomically(
+            path, file.read_bytes()
+        )  # a new file: safetensors gives its own the mode 0600
     return difference, rounding
 
 
@@ -76,8 +85,14 @@ def _onnx(network: Network, model: nn.Module, images: Tensor, file: Path) -> Run
         from dkcls.engine.onnx_network import OnnxModel
     except ImportError as error:
         raise UserError(f"format=onnx needs {error.name}: pip install -e '.[onnx]'") from error
-    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "dynamic_shapes": ({0: "batch"},)}
-    program = torch.onnx.export(lower(model, images), (), opset_version=OPSET, external_data=False, verbose=False, **names)
+    names: dict[str, Any] = {
+        "input_names": ["images"],
+        "output_names": ["logits"],
+        "dynamic_shapes": ({0: "batch"},),
+    }
+    program = torch.onnx.export(
+        lower(model, images), (), opset_version=OPSET, external_data=False, verbose=False, **names
+    )
     assert program is not None
     proto = program.model_proto
     onnx.helper.set_model_props(proto, metadata(network))

@@ -36,14 +36,19 @@ class Heartbeat:
             except RuntimeError:
                 continue  # the store is gone; `listen` sees to it
             now = time.monotonic()
-            self.heard = [now if new != old else at for new, old, at in zip(beats, last, self.heard, strict=True)]
+            self.heard = [
+                now if new != old else at
+                for new, old, at in zip(beats, last, self.heard, strict=True)
+            ]
             last = beats
 
     def listen(self) -> None:
         while not self.done.wait(self.interval):
             silent = self.silent()
             if silent:
-                if self.rank in silent or self.rank == min(set(range(len(self.heard))) - set(silent)):
+                if self.rank in silent or self.rank == min(
+                    set(range(len(self.heard))) - set(silent)
+                ):
                     print(f"error: {self.explain(silent)}", file=sys.stderr, flush=True)
                 os._exit(1)
 
@@ -55,7 +60,11 @@ class Heartbeat:
         seconds = f"for {PATIENCE * self.timeout:.0f} s (train.timeout={self.timeout:g})"
         if self.rank in silent:
             return f"rank {self.rank} cannot reach torchrun's store {seconds}: the host that keeps it hangs or is gone"
-        names = f"rank {silent[0]} has" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))} have"
+        names = (
+            f"rank {silent[0]} has"
+            if len(silent) == 1
+            else f"ranks {', '.join(map(str, silent))} have"
+        )
         return f"{names} not been heard of {seconds}: stopped, or the host is gone; the other ranks end"
 
 

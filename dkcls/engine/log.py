@@ -23,7 +23,12 @@ from dkcls.layers import OffsetRecord
 
 logger = logging.getLogger(__name__)
 
-CLOCK = ("seconds", "images_per_s", "data_wait", "memory_mib")  # in a line of metrics: what no two runs have in common
+CLOCK = (
+    "seconds",
+    "images_per_s",
+    "data_wait",
+    "memory_mib",
+)  # in a line of metrics: what no two runs have in common
 SHOWN = ("loss", "top1", "map", "images_per_s")  # to whoever watches
 
 
@@ -33,7 +38,9 @@ class Log:
     `seconds` that the run took before, up to `step`.
     """
 
-    def __init__(self, run: Path, step: int, total_steps: int, tensorboard: bool, seconds: float = 0.0):
+    def __init__(
+        self, run: Path, step: int, total_steps: int, tensorboard: bool, seconds: float = 0.0
+    ):
         self.started = time.perf_counter() - seconds
         self.path = run / "metrics.jsonl"
         self.file = self.path.open("ab", buffering=0)
@@ -43,8 +50,12 @@ class Log:
             with self._board_may_fail():
                 self.board = SummaryWriter(run / "tensorboard", purge_step=step)
         terminal = sys.stderr.isatty()
-        self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, disable=not terminal)
-        self.redirect = logging_redirect_tqdm() if terminal else None  # of the root logger, which prints all others' lines
+        self.bar = tqdm(
+            total=total_steps, initial=step, unit="step", dynamic_ncols=True, disable=not terminal
+        )
+        self.redirect = (
+            logging_redirect_tqdm() if terminal else None
+        )  # of the root logger, which prints all others' lines
 
     def __enter__(self) -> "Log":
         self.excepthook, threading.excepthook = threading.excepthook, self._of_a_thread
@@ -52,7 +63,12 @@ class Log:
             self.redirect.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.redirect is not None:
             self.redirect.__exit__(kind, error, trace)
         self.bar.close()
@@ -72,12 +88,22 @@ class Log:
 
     def metrics(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
         """A line of the file, a point on each of TensorBoard's curves, and a word to whoever watches."""
-        line = {"kind": kind, "step": step, "epoch": epoch, "seconds": round(self.seconds, 3), **values}
+        line = {
+            "kind": kind,
+            "step": step,
+            "epoch": epoch,
+            "seconds": round(self.seconds, 3),
+            **values,
+        }
         self.unwritten += json.dumps(line).encode() + b"\n"
         try:
             self._write()
         except OSError as error:
-            logger.warning("%s cannot be written (%s); its lines are kept until it can", self.path, error.strerror)
+            logger.warning(
+                "%s cannot be written (%s); its lines are kept until it can",
+                self.path,
+                error.strerror,
+            )
         with self._board_may_fail():
             if self.board is not None:
                 for name, value in values.items():
@@ -86,7 +112,9 @@ class Log:
         if kind == "train":
             self.bar.set_postfix(shown)
         if kind != "train" or self.bar.disable:
-            logger.info("epoch %d step %d of %d %s %s", epoch, step, self.bar.total, kind, _words(shown))
+            logger.info(
+                "epoch %d step %d of %d %s %s", epoch, step, self.bar.total, kind, _words(shown)
+            )
 
     def sync(self) -> None:
         """All lines are on the disk, or OSError: a checkpoint must not be ahead of its metrics."""
@@ -104,7 +132,9 @@ class Log:
             yield
         except OSError as error:
             self.board = None
-            logger.warning("TensorBoard's files cannot be written (%s): no curves from here", error.strerror)
+            logger.warning(
+                "TensorBoard's files cannot be written (%s): no curves from here", error.strerror
+            )
 
     def _of_a_thread(self, failure: threading.ExceptHookArgs) -> None:
         """TensorBoard's writer raises in its thread what its next call raises again."""
@@ -116,7 +146,11 @@ class Log:
         with self._board_may_fail():
             for layer, record in records.items():
                 reach = {"kernel_offset": record.kernel_offset, "image_offset": record.image_offset}
-                values = {name: offset.abs().mean() for name, offset in reach.items() if offset is not None}
+                values = {
+                    name: offset.abs().mean()
+                    for name, offset in reach.items()
+                    if offset is not None
+                }
                 values |= {"clipped": record.clipped} if record.clipped is not None else {}
                 for name, value in values.items():
                     if self.board is not None:
@@ -132,7 +166,9 @@ class Log:
         with self._board_may_fail():
             if self.board is not None and len(images):
                 shown = torch.stack([image for image in images if image.shape == images[0].shape])
-                self.board.add_image(name, make_grid(shown.float() / 255, nrow=max(1, int(len(shown) ** 0.5))))
+                self.board.add_image(
+                    name, make_grid(shown.float() / 255, nrow=max(1, int(len(shown) ** 0.5)))
+                )
 
 
 def _words(values: dict[str, Any]) -> str:

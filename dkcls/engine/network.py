@@ -48,16 +48,24 @@ class Network:
     num_classes: int
     input: Input
     run: Config
-    classes: list[str] | None = None  # in the order of the outputs; None: weights that are not ours do not say
+    classes: list[str] | None = (
+        None  # in the order of the outputs; None: weights that are not ours do not say
+    )
 
     def class_names(self) -> list[str]:
         """ImageNet's WordNet numbers for a network of 1000 classes that nobody named, else just numbers."""
         if self.classes is not None:
             return self.classes
-        return ImageNetInfo().label_names() if self.num_classes == 1000 else [str(i) for i in range(self.num_classes)]
+        return (
+            ImageNetInfo().label_names()
+            if self.num_classes == 1000
+            else [str(i) for i in range(self.num_classes)]
+        )
 
 
-def load_network(config: ModelConfig, which: str = "auto", weights: Weights | None = None) -> Network:
+def load_network(
+    config: ModelConfig, which: str = "auto", weights: Weights | None = None
+) -> Network:
     """The network of `config.pretrained`, whole: UserError where the file and the network do not fit each other.
 
     `which` of a checkpoint's weights, as `read_weights` has it; `weights`: what the file holds, if it has been read.
@@ -66,12 +74,17 @@ def load_network(config: ModelConfig, which: str = "auto", weights: Weights | No
     if path is None:
         raise UserError("checkpoint=FILE is needed, or model.name=NAME and model.pretrained=FILE")
     if path.endswith(".onnx"):
-        from dkcls.engine.onnx_network import load_onnx  # here, because onnxruntime need not be installed
+        from dkcls.engine.onnx_network import (
+            load_onnx,
+        )  # here, because onnxruntime need not be installed
 
         return load_onnx(path)
     if weights is None:
         weights = read_weights(path, which)
-    if weights.facts is not None and (task := parse_facts(weights.facts, path)[0].task) != "classification":
+    if (
+        weights.facts is not None
+        and (task := parse_facts(weights.facts, path)[0].task) != "classification"
+    ):
         raise UserError(f"{path} must be a network for classification, got one for {task}")
     config = network_config(config, weights)
     assert config.name is not None
@@ -85,7 +98,9 @@ def load_network(config: ModelConfig, which: str = "auto", weights: Weights | No
     if weights.facts is not None:
         run, classes, _ = parse_facts(weights.facts, path)
         if len(classes) != num_classes:
-            raise UserError(f"{path} names {len(classes)} classes, but its network has {num_classes}")
+            raise UserError(
+                f"{path} names {len(classes)} classes, but its network has {num_classes}"
+            )
         return Network(path, model, num_classes, taken, replace(run, model=own), classes)
     return Network(path, model, num_classes, taken, Config(model=own))
 
@@ -99,9 +114,15 @@ def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
             raise UserError(
                 "model=NAME or model.name=NAME is needed: which network; or model.pretrained=CHECKPOINT for its own"
             )
-        raise UserError(f"model.name=NAME is needed to know which network this is: {config.pretrained} does not say it")
+        raise UserError(
+            f"model.name=NAME is needed to know which network this is: {config.pretrained} does not say it"
+        )
     trained = parse_facts(weights.facts, config.pretrained)[0].model
-    given = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) is not None}
+    given = {
+        f.name: getattr(config, f.name)
+        for f in fields(config)
+        if getattr(config, f.name) is not None
+    }
     return replace(trained, **{"freeze": None, **given, "kwargs": trained.kwargs | config.kwargs})
 
 
@@ -115,7 +136,9 @@ def weights_input(config: ModelConfig, weights: Weights) -> Input:
         raise UserError(f"model.name: {error}") from error
     taken = resolve_data_config(pretrained_cfg=cfg.to_dict(), use_test_size=True)
     mean, std = list(taken["mean"]), list(taken["std"])
-    return Input(len(mean), taken["input_size"][-1], taken["crop_pct"], taken["interpolation"], mean, std)
+    return Input(
+        len(mean), taken["input_size"][-1], taken["crop_pct"], taken["interpolation"], mean, std
+    )
 
 
 def start_from(config: Config, weights: Weights | None, keys: Iterable[str]) -> Config:
@@ -131,7 +154,11 @@ def start_from(config: Config, weights: Weights | None, keys: Iterable[str]) -> 
 def parse_facts(facts: dict[str, Any], path: str | None) -> tuple[Config, list[str], Input]:
     """The run's config, the names of the classes, and what the network takes, as a file of ours says them."""
     try:
-        return from_dict(facts["config"]), [str(name) for name in facts["classes"]], Input(**facts["input"])
+        return (
+            from_dict(facts["config"]),
+            [str(name) for name in facts["classes"]],
+            Input(**facts["input"]),
+        )
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} does not say what its network is: {error}") from error
 
@@ -141,15 +168,22 @@ def check_name(config: ModelConfig) -> str:
     assert config.name is not None
     if not timm.is_model(config.name):
         near = get_close_matches(config.name, timm.list_models(), 3)
-        raise UserError(f"model.name: there is no network {config.name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+        raise UserError(
+            f"model.name: there is no network {config.name!r}"
+            + (f"; near it: {', '.join(near)}" if near else "")
+        )
     return config.name
 
 
-def create_network(config: ModelConfig, num_classes: int, channels: int, seed: int = 0) -> nn.Module:
+def create_network(
+    config: ModelConfig, num_classes: int, channels: int, seed: int = 0
+) -> nn.Module:
     name = check_name(config)
     torch.manual_seed(seed)
     try:
-        return timm.create_model(name, num_classes=num_classes, in_chans=channels, **config.arguments())
+        return timm.create_model(
+            name, num_classes=num_classes, in_chans=channels, **config.arguments()
+        )
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"model: {error}") from error
 

@@ -27,12 +27,18 @@ class OnnxModel(nn.Module):
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors
         try:
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # onnxruntime's own, without a common class
-            raise UserError(f"{path} is not an ONNX file that onnxruntime takes: {str(error).splitlines()[0]}") from error
+            raise UserError(
+                f"{path} is not an ONNX file that onnxruntime takes: {str(error).splitlines()[0]}"
+            ) from error
 
     def forward(self, images: Tensor) -> Tensor:
-        (logits,) = self.session.run(None, {self.session.get_inputs()[0].name: images.float().cpu().contiguous().numpy()})
+        (logits,) = self.session.run(
+            None, {self.session.get_inputs()[0].name: images.float().cpu().contiguous().numpy()}
+        )
         return torch.from_numpy(logits).to(images.device)
 
 

@@ -24,10 +24,16 @@ def freeze_(model: nn.Module, names: str | Sequence[str] | None) -> None:
     names = [names] if isinstance(names, str) else names or []
     head = {id(p) for p in model.get_classifier().parameters()} if "backbone" in names else set()  # type: ignore[operator]
     for name in names:
-        found = [p for key, p in model.named_parameters() if name == "backbone" or f"{key}.".startswith(f"{name}.")]
+        found = [
+            p
+            for key, p in model.named_parameters()
+            if name == "backbone" or f"{key}.".startswith(f"{name}.")
+        ]
         if not found:
             children = ", ".join(name for name, _ in model.named_children())
-            raise UserError(f"model.freeze: there is nothing to train under {name!r}; the network has {children}")
+            raise UserError(
+                f"model.freeze: there is nothing to train under {name!r}; the network has {children}"
+            )
         for p in found:
             if name != "backbone" or id(p) not in head:
                 p.requires_grad_(False)
@@ -40,10 +46,24 @@ def parameter_groups(model: nn.Module, config: OptimConfig, lr: float) -> list[d
 
     With a `backbone_lr`, that is what they are multiplied by, and the classifier is a group of its own.
     """
-    generators = {id(p) for _, generator in offset_generators(model) for p in generator.parameters()}
-    norms = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters(recurse=False)}
-    head = {id(p) for p in model.get_classifier().parameters()} if config.backbone_lr != 1 else set()  # type: ignore[operator]
-    named: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "generators": [], "classifier": []}
+    generators = {
+        id(p) for _, generator in offset_generators(model) for p in generator.parameters()
+    }
+    norms = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, NORMS)
+        for p in module.parameters(recurse=False)
+    }
+    head = (
+        {id(p) for p in model.get_classifier().parameters()} if config.backbone_lr != 1 else set()
+    )  # type: ignore[operator]
+    named: dict[str, list[nn.Parameter]] = {
+        "weights": [],
+        "norms": [],
+        "generators": [],
+        "classifier": [],
+    }
     for p in model.parameters():
         kind = "generators" if id(p) in generators else "norms" if id(p) in norms else "weights"
         kind = "classifier" if id(p) in head else kind
@@ -56,11 +76,20 @@ def parameter_groups(model: nn.Module, config: OptimConfig, lr: float) -> list[d
         "generators": {"lr": rate * config.generator_lr, "weight_decay": config.weight_decay},
         "classifier": {"lr": lr, "weight_decay": config.weight_decay},
     }
-    return [{"name": name, "params": params, **options[name]} for name, params in named.items() if params]
+    return [
+        {"name": name, "params": params, **options[name]}
+        for name, params in named.items()
+        if params
+    ]
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> SGD:
-    return SGD(parameter_groups(model, config, lr), lr=lr, momentum=config.momentum, nesterov=config.nesterov)
+    return SGD(
+        parameter_groups(model, config, lr),
+        lr=lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+    )
 
 
 def make_schedule(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int) -> Scheduler:
@@ -69,6 +98,8 @@ def make_schedule(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch:
     (total, warmup), drops = config.steps(steps_per_epoch), config.drops(steps_per_epoch)
     common: dict[str, Any] = {"warmup_t": warmup, "warmup_lr_init": 0.0, "t_in_epochs": False}
     if drops is None:
-        return CosineLRScheduler(optimizer, t_initial=total - warmup, lr_min=0.0, warmup_prefix=True, **common)
+        return CosineLRScheduler(
+            optimizer, t_initial=total - warmup, lr_min=0.0, warmup_prefix=True, **common
+        )
     shifted = [step + 1 for step in drops]  # timm's come one step early
     return MultiStepLRScheduler(optimizer, shifted, config.gamma, warmup_prefix=False, **common)

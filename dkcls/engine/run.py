@@ -62,13 +62,20 @@ def train(config: Config, build: Builder) -> dict[str, Any] | None:
                     run.write_config(config)
             log = None
             if world.is_main:
-                log = stack.enter_context(Log(run.path, trainer.step, trainer.total_steps, config.log.tensorboard, seconds))
+                log = stack.enter_context(
+                    Log(
+                        run.path, trainer.step, trainer.total_steps, config.log.tensorboard, seconds
+                    )
+                )
                 _introduce(trainer, log)
             result = dict(trainer.fit(run, log, stop))
             if log is None:
                 return None
             result |= {"name": config.name, "parameters": count_parameters(trainer.model)}
-            result |= {"macs": count_macs(trainer.parts.counted, trainer.parts.input_size), "seconds": log.seconds}
+            result |= {
+                "macs": count_macs(trainer.parts.counted, trainer.parts.input_size),
+                "seconds": log.seconds,
+            }
             run.finish(result)
             return result
 
@@ -80,18 +87,29 @@ def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
     path: Path | None = world.from_main(found and found[0])
     if path is None:
         if run.metrics.exists():
-            logger.info("%s: there is no good checkpoint yet, starting from the beginning", run.path)
+            logger.info(
+                "%s: there is no good checkpoint yet, starting from the beginning", run.path
+            )
         return
     with world.together():
         try:
             trainer.load_state(found[1] if found else read(path))
             if world.is_main:
-                checkpoints.link(path, best=trainer.best.get("step") == trainer.step and not trainer.evaluation_due)
+                checkpoints.link(
+                    path,
+                    best=trainer.best.get("step") == trainer.step and not trainer.evaluation_due,
+                )
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
             raise UserError(f"{path} is not a checkpoint of this network: {error}") from error
         except (BadCheckpoint, OSError) as error:
             raise UserError(str(error)) from error
-    logger.info("%s: going on from %s, step %d of %d", run.path, path.name, trainer.step, trainer.total_steps)
+    logger.info(
+        "%s: going on from %s, step %d of %d",
+        run.path,
+        path.name,
+        trainer.step,
+        trainer.total_steps,
+    )
 
 
 def fix_cublas() -> None:
@@ -122,26 +140,40 @@ def _introduce(trainer: Trainer, log: Log) -> None:
     if trainer.step == 0:
         log.text("config", yaml.safe_dump(config.to_dict(), sort_keys=False))
         if log.board is not None and config.log.images:
-            log.images("train", trainer.first_batch(trainer.train_loader).images[: config.log.images])
+            log.images(
+                "train", trainer.first_batch(trainer.train_loader).images[: config.log.images]
+            )
 
 
 def _precision(trainer: Trainer) -> str:
     asked = trainer.config.train.precision
-    return trainer.precision if asked == trainer.precision else f"{trainer.precision} (train.precision={asked})"
+    return (
+        trainer.precision
+        if asked == trainer.precision
+        else f"{trainer.precision} (train.precision={asked})"
+    )
 
 
 def dry_run(trainer: Trainer) -> None:
     """Say what the run is; then, from steps of few images, what its own take. Nothing is written."""
     config, loader, world = trainer.config, trainer.train_loader, trainer.world
     dataset, size, batch = loader.dataset, trainer.parts.input_size, loader.sampler.batch_size
-    network = f"{config.model.name} {' '.join(f'{k}={v}' for k, v in config.model.arguments().items())}"
+    network = (
+        f"{config.model.name} {' '.join(f'{k}={v}' for k, v in config.model.arguments().items())}"
+    )
     images = f"{len(dataset):,} to train, {len(trainer.val_loader.dataset):,} to validate, {dataset.num_classes} classes"
     rows = [
         ("network", network),
         ("parameters", f"{count_parameters(trainer.model):,}"),
-        ("multiply-adds per image", f"{count_macs(trainer.parts.counted, size) / 1e9:.4f} G at {size[1]} x {size[2]}"),
+        (
+            "multiply-adds per image",
+            f"{count_macs(trainer.parts.counted, size) / 1e9:.4f} G at {size[1]} x {size[2]}",
+        ),
         ("images", images),
-        ("batch", f"{config.train.batch_size} = {world.size} ranks x {config.train.accumulation} steps x {batch}"),
+        (
+            "batch",
+            f"{config.train.batch_size} = {world.size} ranks x {config.train.accumulation} steps x {batch}",
+        ),
         ("precision", _precision(trainer)),
     ]
     rows += [
@@ -164,17 +196,34 @@ class StepCost(NamedTuple):
     memory: float
 
     def rows(self, trainer: Trainer) -> list[tuple[str, str]]:
-        there, hours = machine_memory(trainer.world.device), self.seconds * trainer.total_steps / 3600
-        ranks = 1 if trainer.world.device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        there, hours = (
+            machine_memory(trainer.world.device),
+            self.seconds * trainer.total_steps / 3600,
+        )
+        ranks = (
+            1
+            if trainer.world.device.type == "cuda"
+            else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        )
         needed = f"{self.memory * ranks / 2**30:.1f} GiB of the {there / 2**30:.1f} GiB of {trainer.world.device}"
         if self.memory * ranks > there:
-            needed += ": too much; take a smaller train.batch_size, or train.accumulation, which cuts it"
+            needed += (
+                ": too much; take a smaller train.batch_size, or train.accumulation, which cuts it"
+            )
         workers = max(trainer.config.data.workers, 1)
-        waits = "keeps up" if self.loading / workers < self.seconds else "is slower than the network"
+        waits = (
+            "keeps up" if self.loading / workers < self.seconds else "is slower than the network"
+        )
         return [
             ("peak memory", needed),
-            ("time", f"{self.seconds:.3f} s per step, {hours:.2f} h for {trainer.total_steps:,} steps, evaluations aside"),
-            ("loading", f"{self.loading:.3f} s per step in one process; with data.workers={workers} it {waits}"),
+            (
+                "time",
+                f"{self.seconds:.3f} s per step, {hours:.2f} h for {trainer.total_steps:,} steps, evaluations aside",
+            ),
+            (
+                "loading",
+                f"{self.loading:.3f} s per step in one process; with data.workers={workers} it {waits}",
+            ),
         ]
 
 

@@ -52,13 +52,17 @@ class RunDirectory:
                 self.path.mkdir(parents=True, exist_ok=True)
                 lock = io.FileIO(file, "a+")
             except OSError as error:
-                raise UserError(f"the run directory {self.path} cannot be written: {error.strerror}") from error
+                raise UserError(
+                    f"the run directory {self.path} cannot be written: {error.strerror}"
+                ) from error
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 lock.seek(0)
                 holder = lock.read().decode(errors="replace").strip() or "another process"
-                raise UserError(f"{self.path} is in use by {holder}; wait for it, or give another name=...") from error
+                raise UserError(
+                    f"{self.path} is in use by {holder}; wait for it, or give another name=..."
+                ) from error
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
                     return lock
@@ -69,7 +73,9 @@ class RunDirectory:
         file = self.path / "config.yaml"
         if file.exists():
             if config.resume == "never":
-                raise UserError(f"{self.path} holds a run already, and resume=never; give another name=...")
+                raise UserError(
+                    f"{self.path} holds a run already, and resume=never; give another name=..."
+                )
             changed = changed_keys(self._read(file, yaml.safe_load), config.to_dict())
             if changed:
                 raise UserError(
@@ -111,7 +117,9 @@ class RunDirectory:
         except (OSError, ValueError, yaml.YAMLError):
             content = None
         if not isinstance(content, dict):
-            raise UserError(f"{file} is damaged: it cannot be read as what a run wrote; remove it, or give another name=...")
+            raise UserError(
+                f"{file} is damaged: it cannot be read as what a run wrote; remove it, or give another name=..."
+            )
         return content
 
     def _write(self, name: str, text: str) -> None:
@@ -125,6 +133,8 @@ def _is_done(line: str, step: int, evaluation_due: bool) -> bool:
     """A line of metrics that will not be made again; one that a crash cut short will."""
     try:
         values = json.loads(line)
-        return values["step"] < step or (values["step"] == step and not (evaluation_due and values["kind"] == "val"))
+        return values["step"] < step or (
+            values["step"] == step and not (evaluation_due and values["kind"] == "val")
+        )
     except (ValueError, KeyError, TypeError):
         return False

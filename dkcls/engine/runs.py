@@ -13,7 +13,12 @@ import yaml
 from dkcls.config import FREE, flat
 from dkcls.engine.errors import UserError
 
-FIGURES = ("top1", "top5", "loss", "seconds")  # summarised by mean and standard deviation; those that a run has
+FIGURES = (
+    "top1",
+    "top5",
+    "loss",
+    "seconds",
+)  # summarised by mean and standard deviation; those that a run has
 SCOPE = "model.scope"
 WITHOUT_SCOPE = (None, "rigid", "dcn", "cond")  # depthwise operators
 
@@ -44,7 +49,9 @@ class Group:
     def label(self, *without: str) -> str:
         """What sets it apart, some keys left out."""
         shown = {key: value for key, value in self.settings.items() if key not in without}
-        return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in shown.items()) or "all runs"
+        return (
+            ", ".join(f"{key.split('.')[-1]} {value}" for key, value in shown.items()) or "all runs"
+        )
 
 
 def find_runs(places: str | Iterable[str]) -> list[Run]:
@@ -70,12 +77,16 @@ def _read(path: Path) -> Run:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """By all that differs but seeds and what does not make another run. In the order of their settings."""
     keys = [key for run in runs for key in run.config if key != "seed" and key not in FREE]
-    differ = [key for key in dict.fromkeys(keys) if len({repr(run.config.get(key)) for run in runs}) > 1]
+    differ = [
+        key for key in dict.fromkeys(keys) if len({repr(run.config.get(key)) for run in runs}) > 1
+    ]
     groups: dict[str, Group] = {}
     for run in sorted(runs, key=lambda run: run.config["seed"]):
         settings = {key: run.config.get(key) for key in differ}
         groups.setdefault(repr(settings), Group(settings, [])).runs.append(run)
-    return sorted(groups.values(), key=lambda group: [_order(value) for value in group.settings.values()])
+    return sorted(
+        groups.values(), key=lambda group: [_order(value) for value in group.settings.values()]
+    )
 
 
 def _order(value: Any) -> tuple[int, float, str]:
@@ -88,10 +99,17 @@ def summarize(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
         row: dict[str, Any] = {**group.settings, "seeds": " ".join(map(str, group.seeds))}
-        row |= {name: group.runs[0].result[name] for name in ("parameters", "macs") if name in group.runs[0].result}
+        row |= {
+            name: group.runs[0].result[name]
+            for name in ("parameters", "macs")
+            if name in group.runs[0].result
+        }
         for figure in FIGURES:
             if values := group.values(figure):
-                row |= {figure: fmean(values), f"{figure}_std": stdev(values) if len(values) > 1 else None}
+                row |= {
+                    figure: fmean(values),
+                    f"{figure}_std": stdev(values) if len(values) > 1 else None,
+                }
         rows.append(row)
     return rows
 

@@ -52,8 +52,18 @@ class Trainer:
         train_loader: Loader,
         val_loader: Loader,
     ):
-        self.parts, self.config, self.task, self.model = parts, parts.config, parts.task, parts.model
-        self.world, self.wrapped, self.optimizer, self.schedule = world, wrapped, optimizer, schedule
+        self.parts, self.config, self.task, self.model = (
+            parts,
+            parts.config,
+            parts.task,
+            parts.model,
+        )
+        self.world, self.wrapped, self.optimizer, self.schedule = (
+            world,
+            wrapped,
+            optimizer,
+            schedule,
+        )
         self.train_loader, self.val_loader = train_loader, val_loader
         config, task, model = self.config, self.task, self.model
         self.loaders = train_loader, val_loader
@@ -66,7 +76,9 @@ class Trainer:
         self.evaluation_due = False
         self.result: dict[str, float] = {}  # of the last evaluation
         self.best: dict[str, float] = {}
-        self.sums = torch.zeros(len(task.counts), dtype=torch.float64, device=world.device)  # since the last line of metrics
+        self.sums = torch.zeros(
+            len(task.counts), dtype=torch.float64, device=world.device
+        )  # since the last line of metrics
         self.gradient_norm = torch.zeros((), device=world.device)
         self.buffers = list(model.buffers())
         self.buffers_before = [buffer.clone() for buffer in self.buffers]
@@ -133,10 +145,17 @@ class Trainer:
     def _update(self, sums: Tensor) -> None:
         """Moves the weights if loss and gradient are finite on all ranks; else leaves everything as it was."""
         self.scaler.unscale_(self.optimizer)
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [
+            p
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         self.gradient_norm = nn.utils.get_total_norm([p.grad for p in parameters])
         if self.config.optim.clip_grad:
-            nn.utils.clip_grads_with_norm_(parameters, self.config.optim.clip_grad, self.gradient_norm)
+            nn.utils.clip_grads_with_norm_(
+                parameters, self.config.optim.clip_grad, self.gradient_norm
+            )
         good = bool(self.gradient_norm.isfinite() & sums.isfinite().all())
         if self.world.any(not good)[0]:
             self._skip()
@@ -155,7 +174,10 @@ class Trainer:
         self.skipped += 1
         limit = self.config.train.max_bad_steps
         logger.warning(
-            "step %d: loss or gradient is not finite, step skipped (%d in a row, %d allowed)", self.step, self.bad_steps, limit
+            "step %d: loss or gradient is not finite, step skipped (%d in a row, %d allowed)",
+            self.step,
+            self.bad_steps,
+            limit,
         )
         if self.bad_steps > limit:
             raise UserError(
@@ -168,7 +190,9 @@ class Trainer:
         return str(link.resolve()) if link and link.exists() else "none yet"
 
     def _end_epoch(self) -> None:
-        self.evaluation_due = (self.epoch % self.config.train.eval_every == 0) or self.step == self.total_steps
+        self.evaluation_due = (
+            self.epoch % self.config.train.eval_every == 0
+        ) or self.step == self.total_steps
         if self.evaluation_due:
             self._save(trained=True)
         self._finish_epoch()
@@ -200,7 +224,9 @@ class Trainer:
 
     def _check_flags(self, saved: bool = False) -> None:
         """What one rank knows and all must act on."""
-        stop, *exceeded = self.world.any(bool(self.stop), *(loader.bad_files.exceeded for loader in self.loaders))
+        stop, *exceeded = self.world.any(
+            bool(self.stop), *(loader.bad_files.exceeded for loader in self.loaders)
+        )
         if any(exceeded):
             which, limit = "training" if exceeded[0] else "validation", self.config.data.bad_limit
             self._write_bad_files()
@@ -210,7 +236,9 @@ class Trainer:
         if stop:
             if not saved:
                 self._save()
-            raise Interrupted(f"stopped by {self.stop.signal or 'a signal to another rank'} after step {self.step}")
+            raise Interrupted(
+                f"stopped by {self.stop.signal or 'a signal to another rank'} after step {self.step}"
+            )
 
     @property
     def bad_files(self) -> Path:
@@ -219,10 +247,16 @@ class Trainer:
 
     def _write_bad_files(self) -> None:
         """The names that any rank has found."""
-        found = self.world.gather([name for loader in self.loaders for name in loader.bad_files.names])
+        found = self.world.gather(
+            [name for loader in self.loaders for name in loader.bad_files.names]
+        )
         if self.world.is_main and any(found):
             with suppress(OSError):  # they are in the log as well
-                self.bad_files.write_bytes(b"".join(os.fsencode(f"{name}\n") for name in sorted({*itertools.chain(*found)})))
+                self.bad_files.write_bytes(
+                    b"".join(
+                        os.fsencode(f"{name}\n") for name in sorted({*itertools.chain(*found)})
+                    )
+                )
 
     def _log_training(self) -> None:
         sums = self.world.sum_(self.sums.clone()).tolist()
@@ -237,13 +271,23 @@ class Trainer:
                 values["loss_scale"] = self.scaler.get_scale()
             seconds = max(now - self.logged_at, 1e-9)
             speed = self.config.train.batch_size * (self.step - self.logged_step) / seconds
-            values |= {"images_per_s": speed, "data_wait": self.waited / seconds, "memory_mib": peak_memory(self.world.device)}
-            self.log.metrics("train", self.step, (self.step - 1) // self.steps_per_epoch + 1, values)
+            values |= {
+                "images_per_s": speed,
+                "data_wait": self.waited / seconds,
+                "memory_mib": peak_memory(self.world.device),
+            }
+            self.log.metrics(
+                "train", self.step, (self.step - 1) // self.steps_per_epoch + 1, values
+            )
         self._start_clock()
 
     def _log_offsets(self, model: nn.Module) -> None:
         """Of the validation set's first images: how far the offsets reach, and how many leave their scope."""
-        if self.log is None or self.log.board is None or (batch := self.first_batch(self.val_loader)) is None:
+        if (
+            self.log is None
+            or self.log.board is None
+            or (batch := self.first_batch(self.val_loader)) is None
+        ):
             return
         model.eval()
         with record_offsets(model) as records, torch.inference_mode():
@@ -254,7 +298,10 @@ class Trainer:
     def first_batch(loader: Loader) -> Any:
         """Without the loader's workers."""
         requests = itertools.islice(iter(loader.sampler), 1)
-        return next((loader.dataset.load(request.indices, request.epoch).batch for request in requests), None)
+        return next(
+            (loader.dataset.load(request.indices, request.epoch).batch for request in requests),
+            None,
+        )
 
     def set_train_mode(self) -> None:
         self.wrapped.train()
@@ -265,9 +312,13 @@ class Trainer:
 
     def _seed(self) -> None:
         """For what is random in a step: dropout, drop path, mixup."""
-        seed = np.random.SeedSequence([self.config.seed, self.step, self.world.rank]).generate_state(1)[0]
+        seed = np.random.SeedSequence(
+            [self.config.seed, self.step, self.world.rank]
+        ).generate_state(1)[0]
         np.random.seed(seed)
-        torch.default_generator.manual_seed(int(seed))  # torch.manual_seed takes a millisecond on a machine without CUDA
+        torch.default_generator.manual_seed(
+            int(seed)
+        )  # torch.manual_seed takes a millisecond on a machine without CUDA
         if self.world.device.type == "cuda":
             torch.cuda.manual_seed(int(seed))
 
@@ -299,7 +350,9 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.evaluation_due = state["step"], state["evaluation_due"]
-        self.precision = state["precision"]  # what "auto" chose when the run began, on whatever device
+        self.precision = state[
+            "precision"
+        ]  # what "auto" chose when the run began, on whatever device
         self.bad_steps, self.skipped = state["bad_steps"], state["skipped"]
         self.result, self.best = state["result"], state["best"]
         bad_files = state.get("bad_files", [])
@@ -320,7 +373,11 @@ class Trainer:
                     self.log.sync()
                 self.checkpoints.save(state, best=best, trained=trained)
             except OSError as failure:
-                reason = "the disk is full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else failure.strerror
+                reason = (
+                    "the disk is full"
+                    if failure.errno in (errno.ENOSPC, errno.EDQUOT)
+                    else failure.strerror
+                )
                 error = f"the checkpoint of step {self.step} could not be written ({reason})"
         if self.world.any(bool(error))[0]:
             error = self.world.from_main(error)

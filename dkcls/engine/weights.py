@@ -29,7 +29,9 @@ def read_weights(path: str | Path, which: str = "auto") -> Weights:
         raise UserError(f"there is no file {path} to take weights from")
     weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path, which)
     if weights.facts is not None and not all(key in weights.facts for key in FACTS):
-        raise UserError(f"{path} must say what its network is by {', '.join(FACTS)}, got {', '.join(weights.facts) or 'none'}")
+        raise UserError(
+            f"{path} must say what its network is by {', '.join(FACTS)}, got {', '.join(weights.facts) or 'none'}"
+        )
     return weights
 
 
@@ -38,7 +40,11 @@ def _read_safetensors(path: Path) -> Weights:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = {key: json.loads(metadata[key]) for key in FACTS if key in metadata} if "dkcls" in metadata else None
+            facts = (
+                {key: json.loads(metadata[key]) for key in FACTS if key in metadata}
+                if "dkcls" in metadata
+                else None
+            )
     except (SafetensorError, ValueError, OSError) as error:
         raise UserError(f"{path} is not a whole .safetensors file ({error})") from error
     return Weights(tensors, facts)
@@ -47,7 +53,9 @@ def _read_safetensors(path: Path) -> Weights:
 def _read_torch(path: Path, which: str) -> Weights:
     try:
         # Mapped, not read: a checkpoint of ours is read below, once, as the bytes that its hash is of.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        content = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
     except Exception as error:  # of any kind, in a file that is damaged
         raise UserError(f"{path} is not a file of weights that is safe to load") from error
     if isinstance(content, dict) and content.get("format") == FORMAT:
@@ -55,7 +63,9 @@ def _read_torch(path: Path, which: str) -> Weights:
     for key in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(value, Tensor) for value in content.values()
+    ):
         raise UserError(f"{path} does not hold a state dict")
     return Weights(content, None)
 
@@ -67,7 +77,9 @@ def _read_checkpoint(path: Path, which: str) -> Weights:
         raise UserError(str(error)) from error
     average = state.get("ema")
     if which == "ema" and average is None:
-        raise UserError(f"{path} has no moving average of the weights; weights=model or auto would use its own")
+        raise UserError(
+            f"{path} has no moving average of the weights; weights=model or auto would use its own"
+        )
     tensors = state.get("model") if which == "model" or average is None else average
     if not isinstance(tensors, dict):
         raise UserError(f"{path} does not hold a state dict")

@@ -34,9 +34,19 @@ class DynamicConv2d(nn.Module):
     ):
         super().__init__()
         if padding_mode != "zeros":
-            raise ValueError(f'padding_mode must be "zeros": taps that leave the input read zeros, got {padding_mode!r}')
-        if groups < 1 or in_channels % groups or out_channels % groups or in_channels < 1 or out_channels < 1:
-            raise ValueError(f"groups must divide in_channels = {in_channels} and out_channels = {out_channels}, got {groups}")
+            raise ValueError(
+                f'padding_mode must be "zeros": taps that leave the input read zeros, got {padding_mode!r}'
+            )
+        if (
+            groups < 1
+            or in_channels % groups
+            or out_channels % groups
+            or in_channels < 1
+            or out_channels < 1
+        ):
+            raise ValueError(
+                f"groups must divide in_channels = {in_channels} and out_channels = {out_channels}, got {groups}"
+            )
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = pair(kernel_size, "kernel_size", 1)
         self.stride, self.dilation = pair(stride, "stride", 1), pair(dilation, "dilation", 1)
@@ -48,7 +58,9 @@ class DynamicConv2d(nn.Module):
         if not isinstance(self.padding, str):
             return self.padding, []
         if self.padding not in ("same", "valid"):
-            raise ValueError(f'padding must be an int, a pair, "same" or "valid", got {self.padding!r}')
+            raise ValueError(
+                f'padding must be an int, a pair, "same" or "valid", got {self.padding!r}'
+            )
         if self.padding == "valid":
             return (0, 0), []
         if self.stride != (1, 1):
@@ -66,9 +78,15 @@ class DynamicConv2d(nn.Module):
                 f"groups={self.in_channels}"
             )
 
-    def _add_parameters(self, *shape: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    def _add_parameters(
+        self, *shape: int, bias: bool, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
         self.weight = nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
-        vector = nn.Parameter(torch.empty(self.out_channels, device=device, dtype=dtype)) if bias else None
+        vector = (
+            nn.Parameter(torch.empty(self.out_channels, device=device, dtype=dtype))
+            if bias
+            else None
+        )
         self.register_parameter("bias", vector)
 
     def _local_offsets(self) -> LocalOffsets:
@@ -106,7 +124,9 @@ class DynamicConv2d(nn.Module):
     def _check_kernel(self, kernel: Tensor) -> None:
         expected = list(self._kernel_shape)
         if list(kernel.shape) != expected:
-            raise ValueError(f"kernel must be [Cout, Cin/groups, Kh, Kw] = {expected}, got {list(kernel.shape)}")
+            raise ValueError(
+                f"kernel must be [Cout, Cin/groups, Kh, Kw] = {expected}, got {list(kernel.shape)}"
+            )
 
     @property
     def _kernel_shape(self) -> tuple[int, int, int, int]:

@@ -38,11 +38,22 @@ class CondConv2d(DynamicConv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode=padding_mode)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            padding_mode=padding_mode,
+        )
         if experts < 1:
             raise ValueError(f"experts must be at least 1, got {experts}")
         self.experts = experts
-        self._add_parameters(experts, out_channels, self._fan_in, bias=bias, device=device, dtype=dtype)
+        self._add_parameters(
+            experts, out_channels, self._fan_in, bias=bias, device=device, dtype=dtype
+        )
         self.routing = Routing(in_channels, experts, device=device, dtype=dtype)
         self.reset_parameters()
 
@@ -64,7 +75,9 @@ class CondConv2d(DynamicConv2d):
         self._check_kernel(kernel)
         kernel = kernel.to(self.weight).flatten(1)
         noise = draw_noise(self.weight, kernel, generator)
-        self.weight.copy_(2 / self.experts * kernel + 2 / self.experts**0.5 * (noise - noise.mean(0)))
+        self.weight.copy_(
+            2 / self.experts * kernel + 2 / self.experts**0.5 * (noise - noise.mean(0))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.unflatten(2, self._kernel_shape[1:])

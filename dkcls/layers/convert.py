@@ -17,7 +17,9 @@ def load_rigid_conv_(layer: DynamicConv2d, weight: Tensor, bias: Tensor | None =
 
     Its generators become zero. A scope from which its grid cannot read every kernel is refused.
     """
-    if isinstance(layer, ScopeConv2d) and not reads_every_kernel(layer.kernel_size, layer.scope, layer.grid):
+    if isinstance(layer, ScopeConv2d) and not reads_every_kernel(
+        layer.kernel_size, layer.scope, layer.grid
+    ):
         raise ValueError(
             f"scope {layer.scope} with grid={layer.grid!r} cannot hold every kernel of {layer.kernel_size}: "
             f"take a scope of at least {layer.kernel_size}"
@@ -30,7 +32,9 @@ def load_rigid_conv_(layer: DynamicConv2d, weight: Tensor, bias: Tensor | None =
         raise ValueError("the rigid convolution has a bias, the layer has none")
 
 
-def convert_depthwise(model: nn.Module, op: str = "local_dk", *, scope: int | None = None, **options: Any) -> nn.Module:
+def convert_depthwise(
+    model: nn.Module, op: str = "local_dk", *, scope: int | None = None, **options: Any
+) -> nn.Module:
     """Replaces every depthwise convolution of a model, in place, by a layer that computes the same until it is trained.
 
     Convert before the optimiser is made. `offset_generators(model)` are what then wants a learning rate of its own.
@@ -49,13 +53,17 @@ def convert_depthwise(model: nn.Module, op: str = "local_dk", *, scope: int | No
     """
     kind = layer_class(op)
     if not issubclass(kind, DynamicConv2d):
-        raise ValueError(f"op must be one of {', '.join(name for name in LAYERS if name != op)}, got {op!r}")
+        raise ValueError(
+            f"op must be one of {', '.join(name for name in LAYERS if name != op)}, got {op!r}"
+        )
     found = [(name, module) for name, module in model.named_modules() if _is_depthwise(module)]
     if not found or found[0][0] == "":
         raise ValueError(f"{type(model).__name__} holds no depthwise convolution larger than 1 x 1")
     for name, conv in found:
         if type(conv) is not nn.Conv2d:
-            raise ValueError(f"{name} is a {type(conv).__name__}, not an nn.Conv2d, and cannot be converted")
+            raise ValueError(
+                f"{name} is a {type(conv).__name__}, not an nn.Conv2d, and cannot be converted"
+            )
     layers = [(name, _convert(name, conv, kind, scope, options)) for name, conv in found]
     for name, layer in layers:
         model.set_submodule(name, layer)
@@ -65,12 +73,20 @@ def convert_depthwise(model: nn.Module, op: str = "local_dk", *, scope: int | No
 def _is_depthwise(module: nn.Module) -> bool:
     if not isinstance(module, nn.Conv2d):
         return False
-    return module.groups == module.in_channels == module.out_channels > 1 and module.kernel_size != (1, 1)
+    return (
+        module.groups == module.in_channels == module.out_channels > 1
+        and module.kernel_size != (1, 1)
+    )
 
 
-def _convert(name: str, conv: nn.Conv2d, kind: type[nn.Module], scope: int | None, options: dict[str, Any]) -> nn.Module:
+def _convert(
+    name: str, conv: nn.Conv2d, kind: type[nn.Module], scope: int | None, options: dict[str, Any]
+) -> nn.Module:
     if issubclass(kind, ScopeConv2d):
-        options = {"scope": tuple(k + 1 for k in conv.kernel_size) if scope is None else scope, **options}
+        options = {
+            "scope": tuple(k + 1 for k in conv.kernel_size) if scope is None else scope,
+            **options,
+        }
     try:
         layer = kind(
             conv.in_channels,

@@ -49,13 +49,26 @@ class ScopeConv2d(DynamicConv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode=padding_mode)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            padding_mode=padding_mode,
+        )
         if scope_init not in ("rigid", "independent"):
             raise ValueError(f'scope_init must be "rigid" or "independent", got {scope_init!r}')
         self.scope, self.grid, self.clip = pair(scope, "scope", 1), grid, clip
         self.scope_init, self.backend = scope_init, backend
-        make_geometry(self.scope, self.kernel_size, grid=grid, clip=clip)  # refuses what the operator would
-        self._add_parameters(out_channels, in_channels // groups, *self.scope, bias=bias, device=device, dtype=dtype)
+        make_geometry(
+            self.scope, self.kernel_size, grid=grid, clip=clip
+        )  # refuses what the operator would
+        self._add_parameters(
+            out_channels, in_channels // groups, *self.scope, bias=bias, device=device, dtype=dtype
+        )
         self._add_generators()
         self.reset_parameters()
 
@@ -76,11 +89,21 @@ class ScopeConv2d(DynamicConv2d):
 
     @property
     def _sampling(self) -> dict:
-        return {"kernel_size": self.kernel_size, "grid": self.grid, "clip": self.clip, "backend": self.backend}
+        return {
+            "kernel_size": self.kernel_size,
+            "grid": self.grid,
+            "clip": self.clip,
+            "backend": self.backend,
+        }
 
     @property
     def _options(self) -> dict:
-        return {"stride": self.stride, "padding": self._padding, "dilation": self.dilation, **self._sampling}
+        return {
+            "stride": self.stride,
+            "padding": self._padding,
+            "dilation": self.dilation,
+            **self._sampling,
+        }
 
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, scope={self.scope}, grid={self.grid!r}"
@@ -95,7 +118,9 @@ class StaticScope2d(ScopeConv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = sample_kernel2d(self.weight, None, **self._sampling)[0]
-        return F.conv2d(self._pad(x), kernel, self.bias, self.stride, self._padding, self.dilation, self.groups)
+        return F.conv2d(
+            self._pad(x), kernel, self.bias, self.stride, self._padding, self.dilation, self.groups
+        )
 
 
 class GlobalDeformKernel2d(ScopeConv2d):
@@ -103,11 +128,17 @@ class GlobalDeformKernel2d(ScopeConv2d):
 
     def _add_generators(self) -> None:
         out = 2 * self.kernel_size[0] * self.kernel_size[1]
-        self.kernel_generator = GlobalOffsets(self.in_channels, out, device=self.weight.device, dtype=self.weight.dtype)
+        self.kernel_generator = GlobalOffsets(
+            self.in_channels, out, device=self.weight.device, dtype=self.weight.dtype
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         offset = self.kernel_generator(x)
-        return self._add_bias(global_deform_kernel2d(self._pad(x), self.weight, offset, groups=self.groups, **self._options))
+        return self._add_bias(
+            global_deform_kernel2d(
+                self._pad(x), self.weight, offset, groups=self.groups, **self._options
+            )
+        )
 
 
 class LocalDeformKernel2d(ScopeConv2d):
@@ -119,7 +150,9 @@ class LocalDeformKernel2d(ScopeConv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._pad(x)
-        return self._add_bias(deform_kernel2d(x, self.weight, self.kernel_generator(x), **self._options))
+        return self._add_bias(
+            deform_kernel2d(x, self.weight, self.kernel_generator(x), **self._options)
+        )
 
 
 class DeformKernelConv2d(LocalDeformKernel2d):
@@ -158,7 +191,16 @@ class DeformConv2d(DynamicConv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode=padding_mode)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            padding_mode=padding_mode,
+        )
         self._require_depthwise()
         self.backend = backend
         self._add_parameters(*self._kernel_shape, bias=bias, device=device, dtype=dtype)

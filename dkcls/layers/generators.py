@@ -14,7 +14,12 @@ from dkcls.ops.geometry import Pair
 
 
 class _Generator(nn.Module):
-    def __init__(self, *shape: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        *shape: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype))
@@ -31,7 +36,14 @@ class _Generator(nn.Module):
 class _PooledLinear(_Generator):
     """Global average pool, then a linear map: [N, C, H, W] -> [N, out]."""
 
-    def __init__(self, channels: int, out: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        channels: int,
+        out: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__(out, channels, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +68,9 @@ class LocalOffsets(OffsetGenerator):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(2 * kernel_size[0] * kernel_size[1], channels, *kernel_size, device=device, dtype=dtype)
+        super().__init__(
+            2 * kernel_size[0] * kernel_size[1], channels, *kernel_size, device=device, dtype=dtype
+        )
         self.stride, self.padding, self.dilation = stride, padding, dilation
 
     def forward(self, x: Tensor) -> Tensor:

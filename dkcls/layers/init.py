@@ -23,7 +23,9 @@ def draw_bias_(bias: Tensor | None, fan_in: int) -> None:
         nn.init.uniform_(bias, -bound, bound)
 
 
-def scope_from_kernel(kernel: Tensor, scope: int | Sequence[int], grid: Grid = "centered") -> Tensor:
+def scope_from_kernel(
+    kernel: Tensor, scope: int | Sequence[int], grid: Grid = "centered"
+) -> Tensor:
     """The scope of least norm that reads as `kernel` on its grid, without offsets.
 
     Where the grid cannot read every kernel (a scope smaller than the kernel, taps that coincide) it is the one that comes
@@ -36,19 +38,25 @@ def scope_from_kernel(kernel: Tensor, scope: int | Sequence[int], grid: Grid = "
     Returns:
         [..., Sh, Sw], with the kernel's dtype.
     """
-    inverses = [torch.linalg.pinv(a) for a in _axes(kernel.shape[-2:], pair(scope, "scope", 1), grid)]
+    inverses = [
+        torch.linalg.pinv(a) for a in _axes(kernel.shape[-2:], pair(scope, "scope", 1), grid)
+    ]
     return _along_axes(inverses, kernel)
 
 
 def draw_noise(like: Tensor, kernel: Tensor, generator: torch.Generator | None) -> Tensor:
     """Uniform noise as large as `kernel` in the mean square, with the shape, dtype and device of `like`."""
     device = like.device if generator is None else generator.device
-    noise = torch.empty(like.shape, dtype=like.dtype, device=device).uniform_(-1, 1, generator=generator)
+    noise = torch.empty(like.shape, dtype=like.dtype, device=device).uniform_(
+        -1, 1, generator=generator
+    )
     return noise.to(like.device) * (3 * kernel.square().mean()).sqrt()
 
 
 @torch.no_grad()
-def fill_scope_(scope: Tensor, kernel: Tensor, grid: Grid = "centered", generator: torch.Generator | None = None) -> None:
+def fill_scope_(
+    scope: Tensor, kernel: Tensor, grid: Grid = "centered", generator: torch.Generator | None = None
+) -> None:
     """Writes `scope_from_kernel` into a scope [..., Sh, Sw], and makes it one that can learn.
 
     Under one tap between two entries (1x1 with scope 2) the least-norm scope is flat: the offsets get no gradient, the
@@ -65,7 +73,10 @@ def fill_scope_(scope: Tensor, kernel: Tensor, grid: Grid = "centered", generato
 
 def reads_every_kernel(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> bool:
     """Whether any kernel can be read exactly from some scope, so that `scope_from_kernel` loses nothing."""
-    return all(torch.linalg.matrix_rank(a) == k for a, k in zip(_axes(kernel_size, scope, grid), kernel_size, strict=True))
+    return all(
+        torch.linalg.matrix_rank(a) == k
+        for a, k in zip(_axes(kernel_size, scope, grid), kernel_size, strict=True)
+    )
 
 
 def _is_flat(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> bool:
@@ -80,12 +91,19 @@ def _is_flat(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> bo
 
 
 def _coordinates(kernel_size: int, scope: int, grid: Grid) -> Tensor:
-    return torch.tensor(tap_grid(kernel_size, scope, grid_step(grid, kernel_size, scope)), dtype=torch.float64, device="cpu")
+    return torch.tensor(
+        tap_grid(kernel_size, scope, grid_step(grid, kernel_size, scope)),
+        dtype=torch.float64,
+        device="cpu",
+    )
 
 
 def _axes(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> list[Tensor]:
     """For y and x, [K, S]: what each entry of the scope gives to each tap."""
-    return [interpolation_weights(_coordinates(k, s, grid), s) for k, s in zip(kernel_size, scope, strict=True)]
+    return [
+        interpolation_weights(_coordinates(k, s, grid), s)
+        for k, s in zip(kernel_size, scope, strict=True)
+    ]
 
 
 def _along_axes(matrices: Sequence[Tensor], values: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ class OffsetRecord:
 
     kernel_offset: Tensor | None = None  # [N, 2*Kh*Kw, Ho, Wo] or [N, 2*Kh*Kw]
     image_offset: Tensor | None = None  # [N, 2*Kh*Kw, Ho, Wo]
-    clipped: Tensor | None = None  # scalar: the share of scope coordinates strictly outside [0, S-1]
+    clipped: Tensor | None = (
+        None  # scalar: the share of scope coordinates strictly outside [0, S-1]
+    )
 
 
 @contextmanager
@@ -47,7 +49,13 @@ def record_offsets(model: nn.Module) -> Iterator[dict[str, OffsetRecord]]:
 
 
 def _record(
-    records: dict[str, OffsetRecord], name: str, layer: nn.Module, kind: str, generator: nn.Module, args: tuple, out: Tensor
+    records: dict[str, OffsetRecord],
+    name: str,
+    layer: nn.Module,
+    kind: str,
+    generator: nn.Module,
+    args: tuple,
+    out: Tensor,
 ) -> None:
     record = records.setdefault(name, OffsetRecord())
     setattr(record, f"{kind}_offset", out.detach())

@@ -13,9 +13,19 @@ from dkcls.models.mobilenet_v2 import MOBILENET_V2
 
 _PREFIX = re.compile(r"^(module\.|_orig_mod\.)+")  # of DistributedDataParallel and torch.compile
 _TORCHVISION_BLOCK = re.compile(r"features\.(\d+)\.conv\.([\d.]+)\.(\w+)")
-_TORCHVISION_BLOCKS = ["", *(f"{stage}.{i}" for stage, s in enumerate(MOBILENET_V2.stages) for i in range(s.blocks))]
+_TORCHVISION_BLOCKS = [
+    "",
+    *(f"{stage}.{i}" for stage, s in enumerate(MOBILENET_V2.stages) for i in range(s.blocks)),
+]
 _TORCHVISION_FIRST = {"0.0": "conv_dw", "0.1": "bn1", "1": "conv_pw", "2": "bn2"}
-_TORCHVISION_OTHERS = {"0.0": "conv_pw", "0.1": "bn1", "1.0": "conv_dw", "1.1": "bn2", "2": "conv_pwl", "3": "bn3"}
+_TORCHVISION_OTHERS = {
+    "0.0": "conv_pw",
+    "0.1": "bn1",
+    "1.0": "conv_dw",
+    "1.1": "bn2",
+    "2": "conv_pwl",
+    "3": "bn3",
+}
 _TORCHVISION_ENDS = {
     "features.0.0": "conv_stem",
     "features.0.1": "bn1",
@@ -37,19 +47,29 @@ def load_weights_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[st
         state[first] = _fit_channels(state[first], own[first].shape[1])
     if own.keys() != state.keys():
         return load_rigid_(model, state)
-    left = [name for name in state if name.startswith(_classifier(model)) and state[name].shape != own[name].shape]
+    left = [
+        name
+        for name in state
+        if name.startswith(_classifier(model)) and state[name].shape != own[name].shape
+    ]
     shapes = {name: value.shape for name, value in state.items() if name not in left}
     _check(shapes, {name: value.shape for name, value in own.items() if name not in left})
-    model.load_state_dict({name: value for name, value in state.items() if name not in left}, strict=False)
+    model.load_state_dict(
+        {name: value for name, value in state.items() if name not in left}, strict=False
+    )
     return left
 
 
 def classes_and_channels(name: str, state_dict: Mapping[str, Tensor]) -> tuple[int, int]:
     """How many classes and channels the weights of the network of that name are for; where they do not tell, its default."""
     cfg, state = timm.get_pretrained_cfg(name) or PretrainedCfg(), _our_names(state_dict)
-    classifier, first = (state.get(f"{module}.weight") for module in (cfg.classifier, cfg.first_conv))
+    classifier, first = (
+        state.get(f"{module}.weight") for module in (cfg.classifier, cfg.first_conv)
+    )
     channels = (cfg.input_size or (3,))[0]
-    return (cfg.num_classes if classifier is None else len(classifier)), (channels if first is None else first.shape[1])
+    return (cfg.num_classes if classifier is None else len(classifier)), (
+        channels if first is None else first.shape[1]
+    )
 
 
 def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
@@ -67,13 +87,22 @@ def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]
         The names that are left as they are: those of a classifier of another size.
     """
     state = _our_names(state_dict)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, DynamicConv2d)}
+    layers = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, DynamicConv2d)
+    }
     shapes = _rigid_shapes(model, layers)
     classifier = _classifier(model)
-    left = [n for n in shapes if n.startswith(classifier) and (n not in state or state[n].shape != shapes[n])]
+    left = [
+        n
+        for n in shapes
+        if n.startswith(classifier) and (n not in state or state[n].shape != shapes[n])
+    ]
     for name in [n for n in state if n.startswith(classifier) and (n in left or n not in shapes)]:
         del state[name]
-    _check({name: value.shape for name, value in state.items()}, {n: s for n, s in shapes.items() if n not in left})
+    _check(
+        {name: value.shape for name, value in state.items()},
+        {n: s for n, s in shapes.items() if n not in left},
+    )
     for name, layer in layers.items():
         load_rigid_conv_(layer, state.pop(f"{name}.weight"))
     model.load_state_dict(state, strict=False)
@@ -90,7 +119,9 @@ def _our_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _classifier(model: nn.Module) -> str:
     """What the names of the classifier's tensors begin with."""
-    return next(f"{name}." for name, module in model.named_modules() if module is model.get_classifier())  # type: ignore[operator]
+    return next(
+        f"{name}." for name, module in model.named_modules() if module is model.get_classifier()
+    )  # type: ignore[operator]
 
 
 def _fit_channels(weight: Tensor, channels: int) -> Tensor:
@@ -105,7 +136,9 @@ def _rigid_shapes(model: nn.Module, layers: Mapping[str, DynamicConv2d]) -> dict
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     for name, layer in layers.items():
         shapes = {n: shape for n, shape in shapes.items() if not n.startswith(f"{name}.")}
-        shapes[f"{name}.weight"] = torch.Size((layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size))
+        shapes[f"{name}.weight"] = torch.Size(
+            (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
+        )
     return shapes
 
 

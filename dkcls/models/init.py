@@ -25,7 +25,9 @@ def init_weights_(model: nn.Module, variant: Variant, *, per_group: bool) -> Non
     """
     if any(p.is_meta for p in model.parameters()):
         return
-    kernels, others = (torch.Generator("cpu").manual_seed(int(s)) for s in torch.randint(2**62, (2,), device="cpu"))
+    kernels, others = (
+        torch.Generator("cpu").manual_seed(int(s)) for s in torch.randint(2**62, (2,), device="cpu")
+    )
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, DynamicConv2d)):
             _init_conv(module, variant, per_group, kernels, others)
@@ -36,13 +38,19 @@ def init_weights_(model: nn.Module, variant: Variant, *, per_group: bool) -> Non
 
 
 def _init_conv(
-    conv: nn.Conv2d | DynamicConv2d, variant: Variant, per_group: bool, kernels: torch.Generator, others: torch.Generator
+    conv: nn.Conv2d | DynamicConv2d,
+    variant: Variant,
+    per_group: bool,
+    kernels: torch.Generator,
+    others: torch.Generator,
 ) -> None:
     depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
     fan_out = conv.out_channels * math.prod(conv.kernel_size) // (conv.groups if per_group else 1)
     std = math.sqrt(2 / fan_out) * (variant.depthwise_gain if depthwise else 1)
     shape = conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size
-    kernel = torch.empty(shape, dtype=conv.weight.dtype, device="cpu").normal_(0, std, generator=kernels)
+    kernel = torch.empty(shape, dtype=conv.weight.dtype, device="cpu").normal_(
+        0, std, generator=kernels
+    )
     if isinstance(conv, nn.Conv2d):
         conv.weight.copy_(kernel)
         return

@@ -83,7 +83,9 @@ class DepthwiseSeparable(nn.Module):
     def __init__(self, shape: BlockShape, variant: Variant, norm_act: Any, **dd: Any):
         super().__init__()
         cin, cout = shape.in_channels, shape.out_channels
-        self.conv_dw = variant.spatial_conv(cin, shape.stride, shape.dilation, deformable=shape.deformable, **dd)
+        self.conv_dw = variant.spatial_conv(
+            cin, shape.stride, shape.dilation, deformable=shape.deformable, **dd
+        )
         self.bn1 = norm_act(cin, inplace=True, **dd)
         self.conv_pw = variant.pointwise_conv(cin, cout, **dd)
         self.bn2 = norm_act(cout, apply_act=False, **dd)
@@ -103,7 +105,9 @@ class InvertedResidual(nn.Module):
         mid = shape.mid_channels
         self.conv_pw = variant.pointwise_conv(shape.in_channels, mid, **dd)
         self.bn1 = norm_act(mid, inplace=True, **dd)
-        self.conv_dw = variant.spatial_conv(mid, shape.stride, shape.dilation, deformable=shape.deformable, **dd)
+        self.conv_dw = variant.spatial_conv(
+            mid, shape.stride, shape.dilation, deformable=shape.deformable, **dd
+        )
         self.bn2 = norm_act(mid, inplace=True, **dd)
         self.conv_pwl = variant.pointwise_conv(mid, shape.out_channels, **dd)
         self.bn3 = norm_act(shape.out_channels, apply_act=False, **dd)
@@ -154,16 +158,22 @@ class MobileNetV2(EfficientNet):
             stages, self.feature_info = [], []
             for shapes, info in _stages(layout, stem, width, output_stride, drop_path_rate):
                 block = InvertedResidual if shapes[0].mid_channels else DepthwiseSeparable
-                stages.append(nn.Sequential(*(block(shape, variant, norm_act, **dd) for shape in shapes)))
+                stages.append(
+                    nn.Sequential(*(block(shape, variant, norm_act, **dd) for shape in shapes))
+                )
                 self.feature_info += info
             self.blocks = nn.Sequential(*stages)
             self.stage_ends = [info["stage"] for info in self.feature_info]
             self.num_features = make_divisible(layout.head * width, layout.divisor)
             if not layout.narrow_head:
                 self.num_features = max(layout.head, self.num_features)
-            self.conv_head = variant.pointwise_conv(self.feature_info[-1]["num_chs"], self.num_features, **dd)
+            self.conv_head = variant.pointwise_conv(
+                self.feature_info[-1]["num_chs"], self.num_features, **dd
+            )
             self.bn2 = norm_act(self.num_features, inplace=True, **dd)
-            self.global_pool, self.classifier = create_classifier(self.num_features, num_classes, pool_type=global_pool, **dd)
+            self.global_pool, self.classifier = create_classifier(
+                self.num_features, num_classes, pool_type=global_pool, **dd
+            )
         self.head_hidden_size = self.num_features * self.global_pool.feat_mult()
         self.init_weights()
 
@@ -178,8 +188,14 @@ def _stages(
 ) -> Iterator[tuple[list[BlockShape], list[dict[str, Any]]]]:
     """Of every stage, its blocks, and what timm wants to know of its output where that is the last of its size."""
     total = sum(stage.blocks for stage in layout.stages)
-    index, dilation, actual = 0, 1, 2  # actual: pixels per step, in a network that stops at output_stride
-    nominal = 2  # the same without that: which layers are deformable does not depend on output_stride
+    index, dilation, actual = (
+        0,
+        1,
+        2,
+    )  # actual: pixels per step, in a network that stops at output_stride
+    nominal = (
+        2  # the same without that: which layers are deformable does not depend on output_stride
+    )
     for number, stage in enumerate(layout.stages, start=1):
         shapes = []
         out = make_divisible(stage.channels * width, layout.divisor)
@@ -189,12 +205,25 @@ def _stages(
             if actual * stride > output_stride:
                 stride, next_dilation = 1, dilation * stride
             actual *= stride
-            mid = make_divisible(channels * stage.expansion, layout.divisor) if stage.expansion > 1 else 0
+            mid = (
+                make_divisible(channels * stage.expansion, layout.divisor)
+                if stage.expansion > 1
+                else 0
+            )
             deformable = nominal >= layout.deformable_from
-            shapes.append(BlockShape(channels, out, mid, stride, dilation, deformable, drop_path_rate * index / total))
+            shapes.append(
+                BlockShape(
+                    channels, out, mid, stride, dilation, deformable, drop_path_rate * index / total
+                )
+            )
             channels, dilation, index = out, next_dilation, index + 1
         last_of_its_size = number == len(layout.stages) or layout.stages[number].stride > 1
-        info = {"num_chs": out, "reduction": actual, "module": f"blocks.{number - 1}", "stage": number}
+        info = {
+            "num_chs": out,
+            "reduction": actual,
+            "module": f"blocks.{number - 1}",
+            "stage": number,
+        }
         yield shapes, [info] if last_of_its_size else []
 
 
@@ -212,7 +241,9 @@ default_cfgs = generate_default_cfgs({"mobilenetv2_dw": CFG, "mobilenetv2_nano":
 
 
 def create_mobilenetv2_dw(name: str, pretrained: bool, **arguments: Any) -> nn.Module:
-    return build_network(partial(MobileNetV2, MOBILENET_V2), name, pretrained, 5, {"experts": 8, **arguments})
+    return build_network(
+        partial(MobileNetV2, MOBILENET_V2), name, pretrained, 5, {"experts": 8, **arguments}
+    )
 
 
 @register_model

@@ -37,11 +37,15 @@ class Bottleneck(nn.Module):
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         width = 2 * planes
-        deformable = planes > 64  # from layer2 on, where images of 224 x 224 have become smaller than 56 x 56
+        deformable = (
+            planes > 64
+        )  # from layer2 on, where images of 224 x 224 have become smaller than 56 x 56
         self.conv1 = variant.pointwise_conv(inplanes, width, **dd)
         self.bn1 = norm_layer(width, **dd)
         self.act1 = act_layer(inplace=True)
-        self.conv2 = variant.spatial_conv(width, stride, first_dilation, deformable=deformable, **dd)
+        self.conv2 = variant.spatial_conv(
+            width, stride, first_dilation, deformable=deformable, **dd
+        )
         self.bn2 = norm_layer(width, **dd)
         self.act2 = act_layer(inplace=True)
         self.conv3 = variant.pointwise_conv(width, planes * self.expansion, **dd)

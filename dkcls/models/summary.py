@@ -73,8 +73,12 @@ def _hooks(
     enter: Callable[[nn.Module], None] = lambda layer: None,
 ) -> Iterator[None]:
     layers = [layer for layer in model.modules() if isinstance(layer, kinds)]
-    handles = [layer.register_forward_pre_hook(lambda layer, args: enter(layer)) for layer in layers]
-    handles += [layer.register_forward_hook(lambda layer, args, out: leave(layer, out)) for layer in layers]
+    handles = [
+        layer.register_forward_pre_hook(lambda layer, args: enter(layer)) for layer in layers
+    ]
+    handles += [
+        layer.register_forward_hook(lambda layer, args, out: leave(layer, out)) for layer in layers
+    ]
     try:
         yield
     finally:
@@ -89,6 +93,11 @@ def _run(model: nn.Module, input_size: Sequence[int]) -> None:
         raise ValueError(f"input_size must be [C, H, W], got {list(input_size)}")
     with FakeTensorMode():
         tensors = [*model.named_parameters(), *model.named_buffers()]
-        fakes = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for name, tensor in tensors}
+        fakes = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            for name, tensor in tensors
+        }
         dtype = next((p.dtype for p in model.parameters()), None)
-        functional_call(model, fakes, (torch.empty(IMAGES, *input_size, dtype=dtype, device="cpu"),))
+        functional_call(
+            model, fakes, (torch.empty(IMAGES, *input_size, dtype=dtype, device="cpu"),)
+        )

@@ -20,7 +20,10 @@ from dkcls.ops.geometry import Grid
 
 SPATIAL = tuple(LAYERS)
 POINTWISE = ("rigid", "global_dk", "cond")
-NOT_DEFORMABLE = {"dcn": "rigid", "dcn_local_dk": "local_dk"}  # what is left of an operator without image offsets
+NOT_DEFORMABLE = {
+    "dcn": "rigid",
+    "dcn_local_dk": "local_dk",
+}  # what is left of an operator without image offsets
 TIMM_ARGUMENTS = (
     "features_only",
     "out_indices",
@@ -74,8 +77,15 @@ class Variant:
     ) -> nn.Module:
         """A depthwise 3x3 convolution; `deformable` where the network has image offsets, if it has any."""
         name = self.spatial if deformable else NOT_DEFORMABLE.get(self.spatial, self.spatial)
-        options = {"bias": False, "device": device, "dtype": dtype, **self._options(name, self.scope)}
-        return layer_class(name)(channels, channels, 3, stride, dilation, dilation, channels, **options)
+        options = {
+            "bias": False,
+            "device": device,
+            "dtype": dtype,
+            **self._options(name, self.scope),
+        }
+        return layer_class(name)(
+            channels, channels, 3, stride, dilation, dilation, channels, **options
+        )
 
     def pointwise_conv(
         self,
@@ -86,24 +96,40 @@ class Variant:
         dtype: torch.dtype | None = None,
     ) -> nn.Module:
         """A 1x1 convolution."""
-        options = {"bias": False, "device": device, "dtype": dtype, **self._options(self.pointwise, self.pointwise_scope)}
+        options = {
+            "bias": False,
+            "device": device,
+            "dtype": dtype,
+            **self._options(self.pointwise, self.pointwise_scope),
+        }
         return layer_class(self.pointwise)(in_channels, out_channels, 1, **options)
 
     def _options(self, name: str, scope: int) -> dict[str, Any]:
         if issubclass(layer_class(name), ScopeConv2d):
-            return {"scope": scope, "grid": self.grid, "clip": self.clip, "scope_init": self.scope_init}
+            return {
+                "scope": scope,
+                "grid": self.grid,
+                "clip": self.clip,
+                "scope_init": self.scope_init,
+            }
         return {"experts": self.experts} if issubclass(layer_class(name), CondConv2d) else {}
 
 
 def build_network(
-    network: Callable[..., nn.Module], name: str, pretrained: bool, feature_levels: int, arguments: Mapping[str, Any]
+    network: Callable[..., nn.Module],
+    name: str,
+    pretrained: bool,
+    feature_levels: int,
+    arguments: Mapping[str, Any],
 ) -> nn.Module:
     """What an entry point returns: `network(variant, **arguments)`, and what timm makes of it.
 
     The arguments are the fields of `Variant`, the keyword-only ones of `network`, and timm's own; any other is refused.
     """
     own = [field.name for field in fields(Variant)]
-    keywords = [p.name for p in inspect.signature(network).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    keywords = [
+        p.name for p in inspect.signature(network).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
     _check_arguments(name, arguments, [*own, *keywords, *TIMM_ARGUMENTS])
     variant = Variant(**{key: value for key, value in arguments.items() if key in own})
     return build_model_with_cfg(
@@ -118,12 +144,16 @@ def build_network(
 def _check_arguments(name: str, arguments: Iterable[str], valid: list[str]) -> None:
     for argument in arguments:
         if argument not in valid:
-            raise ValueError(f"{name} has no argument {argument!r}; it has {', '.join(_nearest_first(argument, valid))}")
+            raise ValueError(
+                f"{name} has no argument {argument!r}; it has {', '.join(_nearest_first(argument, valid))}"
+            )
 
 
 def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{argument} must be one of {', '.join(_nearest_first(str(value), choices))}, got {value!r}")
+        raise ValueError(
+            f"{argument} must be one of {', '.join(_nearest_first(str(value), choices))}, got {value!r}"
+        )
 
 
 def _nearest_first(word: str, choices: Iterable[str]) -> list[str]:

@@ -46,7 +46,9 @@ def check_input(input: Tensor, geometry: Geometry) -> None:
         raise ValueError(f"input must be floating point, got {input.dtype}")
     height, width = input.shape[2], input.shape[3]
     if height == 0 or width == 0:
-        raise ValueError(f"input must have at least one row and one column, got {list(input.shape)}")
+        raise ValueError(
+            f"input must have at least one row and one column, got {list(input.shape)}"
+        )
     ho, wo = geometry.output_size(height, width)
     if ho < 1 or wo < 1:
         raise ValueError(
@@ -63,7 +65,9 @@ def check_shape(name: str, tensor: Tensor, layout: str, shape: Sequence[int]) ->
 def check_same(name: str, tensor: Tensor, like: Tensor, like_name: str = "input") -> None:
     """One device and one dtype."""
     if tensor.device != like.device:
-        raise ValueError(f"{name} must be on {like_name}'s device {like.device}, got {tensor.device}")
+        raise ValueError(
+            f"{name} must be on {like_name}'s device {like.device}, got {tensor.device}"
+        )
     if tensor.dtype != like.dtype:
         raise ValueError(f"{name} must have {like_name}'s dtype {like.dtype}, got {tensor.dtype}")
 
@@ -73,7 +77,9 @@ def check_offset(name: str, offset: Tensor, like: Tensor, like_name: str = "inpu
     if offset.dtype != torch.float32:
         check_same(name, offset, like, like_name)
     elif offset.device != like.device:
-        raise ValueError(f"{name} must be on {like_name}'s device {like.device}, got {offset.device}")
+        raise ValueError(
+            f"{name} must be on {like_name}'s device {like.device}, got {offset.device}"
+        )
 
 
 def check_offsets(
@@ -107,7 +113,9 @@ def default_backend(tensor: Tensor) -> str:
     return "cpu" if tensor.device.type == "cpu" else "taps"
 
 
-def check_backend(backend: str | None, tensor: Tensor, known: tuple[str | None, ...] = BACKENDS) -> None:
+def check_backend(
+    backend: str | None, tensor: Tensor, known: tuple[str | None, ...] = BACKENDS
+) -> None:
     """A backend that is among the known ones and takes a tensor of that device and dtype."""
     if backend not in known:
         raise ValueError(f"backend must be one of {known}, got {backend!r}")
@@ -115,9 +123,13 @@ def check_backend(backend: str | None, tensor: Tensor, known: tuple[str | None, 
         raise ValueError(f'backend "cpu" needs tensors on the CPU, got {tensor.device}')
     if backend == "triton":
         if tensor.dtype == torch.float64:
-            raise ValueError('backend "triton" takes float32, float16 and bfloat16, got torch.float64')
+            raise ValueError(
+                'backend "triton" takes float32, float16 and bfloat16, got torch.float64'
+            )
         if tensor.device.type == "cpu" and not interpreting():
-            raise ValueError('backend "triton" needs tensors on a GPU, or TRITON_INTERPRET=1, got cpu')
+            raise ValueError(
+                'backend "triton" needs tensors on a GPU, or TRITON_INTERPRET=1, got cpu'
+            )
         if tensor.is_cuda and not has_kernels(tensor):
             name = torch.cuda.get_device_properties(tensor.device).gcnArchName
             raise ValueError(f'backend "triton" needs an NVIDIA device or {AMD}, got {name}')

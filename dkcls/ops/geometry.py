@@ -12,8 +12,12 @@ def pair(value: int | Sequence[int], name: str, minimum: int) -> Pair:
     if type(value) is int and value >= minimum:
         return value, value
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(values) != 2 or any(not isinstance(v, int) or isinstance(v, bool) or v < minimum for v in values):
-        raise ValueError(f"{name} must be an int or a pair of ints, each at least {minimum}, got {value!r}")
+    if len(values) != 2 or any(
+        not isinstance(v, int) or isinstance(v, bool) or v < minimum for v in values
+    ):
+        raise ValueError(
+            f"{name} must be an int or a pair of ints, each at least {minimum}, got {value!r}"
+        )
     return values[0], values[1]
 
 
@@ -31,7 +35,10 @@ def grid_step(grid: Grid, kernel_size: int, scope: int) -> float:
 def tap_grid(kernel_size: int, scope: int, step: float) -> list[float]:
     """Scope coordinate of each tap along one axis, before any offset: centred, `step` apart, within [0, scope - 1]."""
     centre, last = (scope - 1) / 2, scope - 1
-    return [min(max(centre + (k - (kernel_size - 1) / 2) * step, 0.0), float(last)) for k in range(kernel_size)]
+    return [
+        min(max(centre + (k - (kernel_size - 1) / 2) * step, 0.0), float(last))
+        for k in range(kernel_size)
+    ]
 
 
 class Geometry(NamedTuple):
@@ -51,14 +58,17 @@ class Geometry(NamedTuple):
     def tap_origin(self, tap: int, scope: Sequence[int]) -> tuple[float, float]:
         """Scope coordinates (y, x) of a tap, before any offset."""
         y, x = (
-            tap_grid(self.kernel_size[a], scope[a], self.step[a])[k] for a, k in enumerate(divmod(tap, self.kernel_size[1]))
+            tap_grid(self.kernel_size[a], scope[a], self.step[a])[k]
+            for a, k in enumerate(divmod(tap, self.kernel_size[1]))
         )
         return y, x
 
     def output_size(self, height: int, width: int) -> Pair:
         """Output height and width; below 1 where the kernel does not fit."""
         ho, wo = (
-            (size + 2 * self.padding[a] - self.dilation[a] * (self.kernel_size[a] - 1) - 1) // self.stride[a] + 1
+            (size + 2 * self.padding[a] - self.dilation[a] * (self.kernel_size[a] - 1) - 1)
+            // self.stride[a]
+            + 1
             for a, size in enumerate((height, width))
         )
         return ho, wo
@@ -78,7 +88,14 @@ def make_geometry(
     if clip not in ("hard", "projected"):
         raise ValueError(f'clip must be "hard" or "projected", got {clip!r}')
     step = grid_step(grid, size[0], scope[0]), grid_step(grid, size[1], scope[1])
-    return Geometry(size, pair(stride, "stride", 1), pair(padding, "padding", 0), pair(dilation, "dilation", 1), step, clip)
+    return Geometry(
+        size,
+        pair(stride, "stride", 1),
+        pair(padding, "padding", 0),
+        pair(dilation, "dilation", 1),
+        step,
+        clip,
+    )
 
 
 def check_geometry(geometry: Geometry) -> None:

@@ -62,5 +62,7 @@ def global_deform_kernel2d(
             clip=clip,
             backend=backend,
         )
-    make_kernels = partial(sample_kernel2d, kernel_size=geometry.kernel_size, grid=grid, clip=clip, backend=backend)
+    make_kernels = partial(
+        sample_kernel2d, kernel_size=geometry.kernel_size, grid=grid, clip=clip, backend=backend
+    )
     return per_image_conv2d(input, weight, kernel_offset, make_kernels, geometry, groups)

@@ -52,7 +52,12 @@ def scope_coordinates(
     return [(u, clip_coordinate(u, s, clip)) for u, s in zip(before, scope, strict=True)]
 
 
-def sampling_matrix(oy: Tensor, ox: Tensor, origin: Sequence[float | Tensor], scope: Sequence[int], clip: str) -> Tensor:
+def sampling_matrix(
+    oy: Tensor, ox: Tensor, origin: Sequence[float | Tensor], scope: Sequence[int], clip: str
+) -> Tensor:
     """Offsets [...] of taps at rest at `origin` -> [..., Sh*Sw]: what each stored weight contributes to a tap's weight."""
     (_, y), (_, x) = scope_coordinates(oy, ox, origin, scope, clip)
-    return (interpolation_weights(y, scope[0]).unsqueeze(-1) * interpolation_weights(x, scope[1]).unsqueeze(-2)).flatten(-2)
+    return (
+        interpolation_weights(y, scope[0]).unsqueeze(-1)
+        * interpolation_weights(x, scope[1]).unsqueeze(-2)
+    ).flatten(-2)

@@ -21,7 +21,12 @@ MakeKernels = Callable[[Tensor, Tensor], Tensor]
 
 
 def per_image_conv2d(
-    input: Tensor, weight: Tensor, parameters: Tensor, make_kernels: MakeKernels, geometry: Geometry, groups: int
+    input: Tensor,
+    weight: Tensor,
+    parameters: Tensor,
+    make_kernels: MakeKernels,
+    geometry: Geometry,
+    groups: int,
 ) -> Tensor:
     """Convolution with kernels `make_kernels(weight, parameters)`, [N, Cout, Cin/groups, Kh, Kw], in bounded memory.
 
@@ -44,7 +49,9 @@ def per_image_conv2d(
     chunks = []
     for x, p in zip(input.split(images), parameters.split(images), strict=True):
         if torch.is_grad_enabled():
-            chunks.append(checkpoint(convolve, x, weight, p, use_reentrant=False, preserve_rng_state=False))
+            chunks.append(
+                checkpoint(convolve, x, weight, p, use_reentrant=False, preserve_rng_state=False)
+            )
         else:
             chunks.append(convolve(x, weight, p))
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
@@ -57,12 +64,20 @@ def per_image_depthwise_conv2d(input: Tensor, kernels: Tensor, geometry: Geometr
 
 def _convolve(x: Tensor, kernels: Tensor, geometry: Geometry, groups: int) -> Tensor:
     if groups == 1 and geometry.taps == 1 and tuple(geometry.padding) == (0, 0):
-        return _pointwise(x[:, :, :: geometry.stride[0], :: geometry.stride[1]], kernels.flatten(2), memory_format(x))
+        return _pointwise(
+            x[:, :, :: geometry.stride[0], :: geometry.stride[1]],
+            kernels.flatten(2),
+            memory_format(x),
+        )
     n = x.shape[0]
     options = geometry.stride, geometry.padding, geometry.dilation
-    if n <= 1:  # the sum over the batch is the only kernel, or zeros in a graph that reaches the parameters
+    if (
+        n <= 1
+    ):  # the sum over the batch is the only kernel, or zeros in a graph that reaches the parameters
         return F.conv2d(x, kernels.sum(0), None, *options, groups)
-    out = F.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, *options, n * groups)
+    out = F.conv2d(
+        x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, *options, n * groups
+    )
     return out.view(n, -1, *out.shape[2:]).contiguous(memory_format=memory_format(x))
 
 
@@ -74,12 +89,16 @@ def _pointwise(x: Tensor, kernels: Tensor, layout: torch.memory_format) -> Tenso
     return (kernels @ x.flatten(2)).unflatten(2, x.shape[2:])
 
 
-def check_convolution(input: Tensor, weight: Tensor, layout: str, geometry: Geometry, groups: int) -> None:
+def check_convolution(
+    input: Tensor, weight: Tensor, layout: str, geometry: Geometry, groups: int
+) -> None:
     """That input [N, Cin, H, W] and weight [..., Cout, Cin/groups, ., .] fit each other; `layout` is the weight's, in words."""
     check_input(input, geometry)
     channels, (cout, per_group) = input.shape[1], weight.shape[-4:-2]
     if not isinstance(groups, int) or groups < 1 or channels % groups or cout % groups:
         raise ValueError(f"groups must divide Cin = {channels} and Cout = {cout}, got {groups!r}")
     if per_group != channels // groups:
-        raise ValueError(f"weight must be {layout} with Cin/groups = {channels // groups}, got {list(weight.shape)}")
+        raise ValueError(
+            f"weight must be {layout} with Cin/groups = {channels // groups}, got {list(weight.shape)}"
+        )
     check_same("weight", weight, input)

@@ -7,7 +7,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from dkcls.ops.checks import autocast, check_backend, check_offset, check_same, check_shape, default_backend, widen
+from dkcls.ops.checks import (
+    autocast,
+    check_backend,
+    check_offset,
+    check_same,
+    check_shape,
+    default_backend,
+    widen,
+)
 from dkcls.ops.geometry import Geometry, Grid, check_geometry, make_geometry, tap_grid
 from dkcls.ops.interpolation import sampling_matrix
 
@@ -52,7 +60,9 @@ def _check_weight(weight: Tensor) -> None:
 def _check_offset(kernel_offset: Tensor, weight: Tensor, geometry: Geometry) -> None:
     channels = 2 * geometry.taps
     if kernel_offset.dim() != 2 or kernel_offset.shape[1] != channels:
-        raise ValueError(f"kernel_offset must be [N, 2*Kh*Kw] = [N, {channels}], got {list(kernel_offset.shape)}")
+        raise ValueError(
+            f"kernel_offset must be [N, 2*Kh*Kw] = [N, {channels}], got {list(kernel_offset.shape)}"
+        )
     check_offset("kernel_offset", kernel_offset, weight, "weight")
 
 
@@ -76,13 +86,21 @@ def _sample(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor
     (kernel_offset,) = widen(weight.dtype, kernel_offset)
     origins = [geometry.tap_origin(tap, scope) for tap in range(geometry.taps)]
     origin = torch.tensor(origins, dtype=kernel_offset.dtype, device=kernel_offset.device).unbind(1)
-    matrices = sampling_matrix(kernel_offset[:, ::2], kernel_offset[:, 1::2], origin, scope, geometry.clip)  # [N, taps, Sh*Sw]
+    matrices = sampling_matrix(
+        kernel_offset[:, ::2], kernel_offset[:, 1::2], origin, scope, geometry.clip
+    )  # [N, taps, Sh*Sw]
     kernels = torch.einsum("nks,ois->noik", matrices.to(weight.dtype), weight.flatten(2))
     return kernels.unflatten(-1, tuple(geometry.kernel_size))
 
 
 @torch.library.custom_op("dkcls::sample_kernel2d", mutates_args=())
-def _sample_op(weight: Tensor, kernel_offset: Tensor, kernel_size: Sequence[int], step: Sequence[float], clip: str) -> Tensor:
+def _sample_op(
+    weight: Tensor,
+    kernel_offset: Tensor,
+    kernel_size: Sequence[int],
+    step: Sequence[float],
+    clip: str,
+) -> Tensor:
     """The same on a GPU, in one launch instead of dozens; registered as deform_kernel2d is."""
     geometry = _geometry(kernel_size, step, clip)
     _check_op(weight, kernel_offset, geometry)
@@ -117,14 +135,19 @@ def _sample_backward_op(
         grads = [torch.zeros_like(t) for t in tensors]
     else:
         grads = _kernels().backward(grad, *tensors, geometry, needs)
-    dense = [g.to(t.dtype).contiguous() if need else t.new_empty(0) for t, g, need in zip(tensors, grads, needs, strict=True)]
+    dense = [
+        g.to(t.dtype).contiguous() if need else t.new_empty(0)
+        for t, g, need in zip(tensors, grads, needs, strict=True)
+    ]
     return dense[0], dense[1]
 
 
 @_sample_backward_op.register_fake
 def _(grad, weight, kernel_offset, kernel_size, step, clip, needs):
     tensors = (weight, kernel_offset)
-    return tuple(t.new_empty(t.shape if need else (0,)) for t, need in zip(tensors, needs, strict=True))
+    return tuple(
+        t.new_empty(t.shape if need else (0,)) for t, need in zip(tensors, needs, strict=True)
+    )
 
 
 def _empty_kernels(weight: Tensor, kernel_offset: Tensor, kernel_size: Sequence[int]) -> Tensor:
@@ -136,7 +159,9 @@ def _geometry(kernel_size: Sequence[int], step: Sequence[float], clip: str) -> G
 
 
 def _kernels() -> ModuleType:
-    return import_module("dkcls.ops.sample_kernel_triton")  # not before it is needed: Triton may not be installed
+    return import_module(
+        "dkcls.ops.sample_kernel_triton"
+    )  # not before it is needed: Triton may not be installed
 
 
 def _setup_context(ctx, inputs, output):
@@ -147,12 +172,18 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad):
     needs = list(ctx.needs_input_grad[:2])
     grads = _sample_backward_op(grad, *ctx.saved_tensors, *ctx.options, needs)
-    return *(g if need else None for g, need in zip(grads, needs, strict=True)), *(None for _ in ctx.options)
+    return *(g if need else None for g, need in zip(grads, needs, strict=True)), *(
+        None for _ in ctx.options
+    )
 
 
 def _double_backward(ctx, *grads):
-    raise RuntimeError('sample_kernel2d has no double backward on this backend: backend="reference" has one')
+    raise RuntimeError(
+        'sample_kernel2d has no double backward on this backend: backend="reference" has one'
+    )
 
 
 _sample_op.register_autograd(_backward, setup_context=_setup_context)
-_sample_backward_op.register_autograd(_double_backward, setup_context=lambda ctx, inputs, output: None)
+_sample_backward_op.register_autograd(
+    _double_backward, setup_context=lambda ctx, inputs, output: None
+)

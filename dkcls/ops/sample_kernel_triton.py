@@ -14,9 +14,18 @@ from torch import Tensor
 
 from dkcls.ops.geometry import Geometry, make_geometry
 from dkcls.ops.triton_host import device_guard
-from dkcls.ops.triton_support import KernelSpec, clip_grad, hat, launch_options, scope_axis, scope_cell
+from dkcls.ops.triton_support import (
+    KernelSpec,
+    clip_grad,
+    hat,
+    launch_options,
+    scope_axis,
+    scope_cell,
+)
 
-PROGRAMS = 256  # of the weight's gradient, if rows alone do not give as many: the batch is then split
+PROGRAMS = (
+    256  # of the weight's gradient, if rows alone do not give as many: the batch is then split
+)
 _SIZES = ["images", "rows", "taps", "images_each"]
 
 
@@ -83,9 +92,13 @@ def sample_weight_grad_kernel(grad, kernel_offset, partial, images, rows, taps, 
         n = (first + i).to(tl.int64)
         for tap in tl.range(taps):
             _, _, cy, cx = _place(kernel_offset, n, tap, True, geometry, SCOPE)
-            g = tl.load(grad + n * rows * taps + r * taps + tap, mask=r < rows, other=0.0).to(tl.float32)
+            g = tl.load(grad + n * rows * taps + r * taps + tap, mask=r < rows, other=0.0).to(
+                tl.float32
+            )
             total += g[:, None] * (hat(cy - row) * hat(cx - column))[None, :]
-    at = partial + tl.program_id(1).to(tl.int64) * rows * STORED + (r * STORED)[:, None] + s[None, :]
+    at = (
+        partial + tl.program_id(1).to(tl.int64) * rows * STORED + (r * STORED)[:, None] + s[None, :]
+    )
     tl.store(at, total, mask=(r < rows)[:, None] & (s < STORED)[None, :])
 
 
@@ -102,8 +115,12 @@ def sample_offset_grad_kernel(grad, weight, kernel_offset, grad_offset, rows, ta
     right = tl.zeros((ROWS,), tl.float32)
     for r0 in tl.range(0, rows, ROWS):
         r = r0 + tl.arange(0, ROWS)
-        g = tl.load(grad + n * rows * taps + r * taps + tap, mask=r < rows, other=0.0).to(tl.float32)
-        w00, w01, w10, w11 = _corners(weight + r * (SCOPE[0] * SCOPE[1]) + (iy * SCOPE[1] + ix), r < rows, SCOPE)
+        g = tl.load(grad + n * rows * taps + r * taps + tap, mask=r < rows, other=0.0).to(
+            tl.float32
+        )
+        w00, w01, w10, w11 = _corners(
+            weight + r * (SCOPE[0] * SCOPE[1]) + (iy * SCOPE[1] + ix), r < rows, SCOPE
+        )
         down += g * ((1.0 - fx) * (w10 - w00) + fx * (w11 - w01))
         right += g * ((1.0 - fy) * (w01 - w00) + fy * (w11 - w10))
     at = grad_offset + n * 2 * taps + 2 * tap
@@ -113,7 +130,9 @@ def sample_offset_grad_kernel(grad, weight, kernel_offset, grad_offset, rows, ta
 
 def _constants(scope: Sequence[int], geometry: Geometry) -> dict[str, Any]:
     kernel_size, stride, padding, dilation, step, clip = geometry
-    static = Geometry(tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), clip)
+    static = Geometry(
+        tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), clip
+    )
     return {"geometry": static, "SCOPE": tuple(scope)}
 
 
@@ -123,7 +142,9 @@ def _rows_at_once(rows: int, limit: int) -> int:
 
 def forward(weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor:
     rows, n = weight.shape[0] * weight.shape[1], kernel_offset.shape[0]
-    out = torch.empty(n, *weight.shape[:2], *geometry.kernel_size, dtype=weight.dtype, device=weight.device)
+    out = torch.empty(
+        n, *weight.shape[:2], *geometry.kernel_size, dtype=weight.dtype, device=weight.device
+    )
     at_once = _rows_at_once(rows, 64)
     with device_guard(weight):
         sample_kernel[(triton.cdiv(rows, at_once), n)](
@@ -156,7 +177,11 @@ def _weight_grad_rows(entries: int) -> int:
 
 
 def _weight_grad(grad: Tensor, weight: Tensor, kernel_offset: Tensor, geometry: Geometry) -> Tensor:
-    rows, stored, n = weight.shape[0] * weight.shape[1], weight.shape[2] * weight.shape[3], kernel_offset.shape[0]
+    rows, stored, n = (
+        weight.shape[0] * weight.shape[1],
+        weight.shape[2] * weight.shape[3],
+        kernel_offset.shape[0],
+    )
     entries = max(16, triton.next_power_of_2(stored))
     at_once = _rows_at_once(rows, _weight_grad_rows(entries))
     blocks = triton.cdiv(rows, at_once)
@@ -174,15 +199,37 @@ def shipped() -> Iterator[KernelSpec]:
     """The configurations that 3x3 kernels get on every architecture."""
     for scope, dtype in ((4, "*fp32"), (4, "*fp16"), (9, "*bf16")):
         constants = _constants((scope, scope), make_geometry((scope, scope), 3, clip="projected"))
-        pointers = {"weight": dtype, "grad": dtype, "out": dtype, "kernel_offset": "*fp32", "grad_offset": "*fp32"}
+        pointers = {
+            "weight": dtype,
+            "grad": dtype,
+            "out": dtype,
+            "kernel_offset": "*fp32",
+            "grad_offset": "*fp32",
+        }
         pointers |= {"partial": "*fp32"}
         entries = triton.next_power_of_2(scope * scope)
         rows = _weight_grad_rows(entries)
         for what, fn, tile, elements, trips in (
             ("kernels", sample_kernel, {"ROWS": 64, "TAPS": 16}, 64 * 9, ()),
-            ("weight gradient", sample_weight_grad_kernel, {"ROWS": rows, "ENTRIES": entries}, rows * scope**2, (1, 9)),
+            (
+                "weight gradient",
+                sample_weight_grad_kernel,
+                {"ROWS": rows, "ENTRIES": entries},
+                rows * scope**2,
+                (1, 9),
+            ),
             ("offset gradient", sample_offset_grad_kernel, {"ROWS": 512}, 2, (1,)),
         ):
             fixed = constants | tile
-            signature = {name: pointers.get(name, "i32") for name in fn.arg_names if name not in fixed}
-            yield KernelSpec(f"sampled {what}, scope {scope}, {dtype[1:]}", fn, signature, fixed, 4, elements, trips=trips)
+            signature = {
+                name: pointers.get(name, "i32") for name in fn.arg_names if name not in fixed
+            }
+            yield KernelSpec(
+                f"sampled {what}, scope {scope}, {dtype[1:]}",
+                fn,
+                signature,
+                fixed,
+                4,
+                elements,
+                trips=trips,
+            )

@@ -23,7 +23,9 @@ class Instructions:
         return sum(self.by_operation.values()) * self.threads / self.elements
 
     def per_element_of(self, *prefixes: str) -> float:
-        count = sum(n for operation, n in self.by_operation.items() if operation.startswith(prefixes))
+        count = sum(
+            n for operation, n in self.by_operation.items() if operation.startswith(prefixes)
+        )
         return count * self.threads / self.elements
 
 
@@ -33,17 +35,23 @@ def _parse(sass: str) -> list[tuple[int, str, int | None]]:
     for line in sass.splitlines():
         if match := _INSTRUCTION.match(line):
             target = _TARGET.search(match[3]) if match[2].startswith("BRA") else None
-            instructions.append((int(match[1], 16), match[2], int(target[1], 16) if target else None))
+            instructions.append(
+                (int(match[1], 16), match[2], int(target[1], 16) if target else None)
+            )
     return instructions
 
 
 def count_instructions(compiled, spec: KernelSpec) -> Instructions:
     """Count a kernel compiled for NVIDIA. Loops are backward branches; `spec.trips` says how often each one runs."""
     instructions = _parse(cuobjdump(compiled, "-sass"))
-    loops = sorted((target, at) for at, _, target in instructions if target is not None and target < at)
+    loops = sorted(
+        (target, at) for at, _, target in instructions if target is not None and target < at
+    )
     trips_of_loops = spec.trips if loops else ()  # without any, the compiler has unrolled them all
     if len(loops) != len(trips_of_loops):
-        raise ValueError(f"{spec.name}: expected {len(spec.trips)} loops, as declared, got {len(loops)} in the SASS")
+        raise ValueError(
+            f"{spec.name}: expected {len(spec.trips)} loops, as declared, got {len(loops)} in the SASS"
+        )
     counts: Counter[str] = Counter()
     for at, operation, target in instructions:
         if operation == "NOP" or target == at:  # padding behind the end

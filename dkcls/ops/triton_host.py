@@ -71,4 +71,6 @@ def channels_last(tensor: Tensor) -> Tensor:
 
 def dense(offset: Tensor) -> Tensor:
     """Offsets as they are when they fill their memory, contiguous or channels_last; else a contiguous copy."""
-    return offset if offset.is_contiguous(memory_format=torch.channels_last) else offset.contiguous()
+    return (
+        offset if offset.is_contiguous(memory_format=torch.channels_last) else offset.contiguous()
+    )

@@ -75,7 +75,9 @@ class KernelSpec:
     num_stages: int = 1
     maxnreg: int | None = None
     trips: tuple[int, ...] = ()  # of each loop, in the order of their start addresses
-    divisible: frozenset[str] = frozenset()  # integers that the launcher would see as multiples of 16
+    divisible: frozenset[str] = (
+        frozenset()
+    )  # integers that the launcher would see as multiples of 16
 
     @property
     def options(self) -> dict[str, Any]:
@@ -87,9 +89,15 @@ class KernelSpec:
         self.fn[grid](**(dict(self.constants) | given), **self.options)
 
 
-def launch_options(num_warps: int, num_stages: int = 1, maxnreg: int | None = None) -> dict[str, Any]:
+def launch_options(
+    num_warps: int, num_stages: int = 1, maxnreg: int | None = None
+) -> dict[str, Any]:
     """Keyword arguments of a launch, and options of an ahead-of-time compilation."""
-    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+    options: dict[str, Any] = {
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "enable_fp_fusion": True,
+    }
     return options | ({} if maxnreg is None else {"maxnreg": maxnreg})
 
 
@@ -122,7 +130,9 @@ def cuobjdump(compiled, option: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [tool, option, file.name], capture_output=True, text=True, check=True
+        ).stdout
 
 
 def resources(compiled) -> Resources:

@@ -23,15 +23,25 @@ def train(config: Config) -> dict[str, Any] | None:
     return run.train(config, BUILDERS[config.task])
 
 
-def evaluate_checkpoint(path: str | None, config: EvalConfig, overrides: Iterable[str], world: World) -> dict[str, Any]:
+def evaluate_checkpoint(
+    path: str | None, config: EvalConfig, overrides: Iterable[str], world: World
+) -> dict[str, Any]:
     """The figures on the split, each image counted exactly once over all ranks.
 
     `path` None is config.model.pretrained; `overrides` are the command line's, which tell what was asked of the data.
     """
-    config = replace(config, model=replace(config.model, pretrained=path or config.model.pretrained))
+    config = replace(
+        config, model=replace(config.model, pretrained=path or config.model.pretrained)
+    )
     path = config.model.pretrained
     with world.together():
-        weights = read_weights(path, config.weights) if path is not None and not path.endswith(".onnx") else None
+        weights = (
+            read_weights(path, config.weights)
+            if path is not None and not path.endswith(".onnx")
+            else None
+        )
         facts = weights.facts if weights is not None else None
-        task = parse_facts(facts, path)[0].task if facts is not None else "classification"  # only ours say
+        task = (
+            parse_facts(facts, path)[0].task if facts is not None else "classification"
+        )  # only ours say
     return EVALUATIONS[task](config, weights, overrides, world)

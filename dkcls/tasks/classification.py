@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 def build(config: Config, world: World) -> Parts:
     """The parts of a run that trains a classifier."""
     if (config.data.mixup or config.data.cutmix) and (batch := batch_per_rank(config, world)) % 2:
-        raise UserError(f"mixup and cutmix need an even number of images per rank and step, got {batch}")
+        raise UserError(
+            f"mixup and cutmix need an even number of images per rank and step, got {batch}"
+        )
     weights = read_weights(config.model.pretrained) if config.model.pretrained is not None else None
     keys = ["interpolation", "mean", "std"]
     if config.model.name is None:
@@ -33,7 +35,9 @@ def build(config: Config, world: World) -> Parts:
     train_set = build_dataset(config.data, "train", config.seed, training=True)
     val_set = build_dataset(config.data, "val", config.seed)
     if not isinstance(train_set, ImageDataset):
-        raise UserError(f"task=classification needs images with classes, data.name={config.data.name} is for task=detection")
+        raise UserError(
+            f"task=classification needs images with classes, data.name={config.data.name} is for task=detection"
+        )
     model = build_model(config, weights, train_set)
     taken = network_input(config, train_set)
     logger.info("images: %s", taken)
@@ -48,7 +52,9 @@ def build(config: Config, world: World) -> Parts:
         channels_last=config.train.channels_last,
     )
     size = (val_set.channels, val_set.image_size, val_set.image_size)
-    return Parts(config, task, model, train_set, val_set, facts(config, train_set, taken), model, size)
+    return Parts(
+        config, task, model, train_set, val_set, facts(config, train_set, taken), model, size
+    )
 
 
 def build_model(config: Config, weights: Weights | None, dataset: ImageDataset) -> nn.Module:
@@ -66,10 +72,21 @@ def network_input(config: Config, dataset: ImageDataset) -> Input:
     data = config.data
     crop_ratio = data.crop_ratio if hasattr(dataset, "transform") else 1.0
     mean, std = list(data.mean or dataset.mean), list(data.std or dataset.std)
-    taken = Input(dataset.channels, dataset.image_size, crop_ratio, data.interpolation or "bilinear", mean, std)
+    taken = Input(
+        dataset.channels,
+        dataset.image_size,
+        crop_ratio,
+        data.interpolation or "bilinear",
+        mean,
+        std,
+    )
     return taken.with_channels(dataset.channels)
 
 
 def facts(config: Config, dataset: BatchDataset[Any], taken: Input) -> dict[str, Any]:
     """What somebody with nothing but a checkpoint has to know."""
-    return {"config": config.to_dict(), "classes": list(dataset.class_names), "input": asdict(taken)}
+    return {
+        "config": config.to_dict(),
+        "classes": list(dataset.class_names),
+        "input": asdict(taken),
+    }

@@ -17,7 +17,9 @@ from dkcls.engine.weights import Weights
 from dkcls.tasks.evaluation import data_of, evaluate_on
 
 
-def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: Iterable[str], world: World) -> dict[str, Any]:
+def evaluate_checkpoint(
+    config: EvalConfig, weights: Weights | None, overrides: Iterable[str], world: World
+) -> dict[str, Any]:
     """The figures of config.model.pretrained, whose content `weights` are (None: ONNX).
 
     `overrides` are the command line's, which tell what was asked of the data.
@@ -31,23 +33,38 @@ def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: 
     model = network.model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
     task = figures_of(network, data, outputs, world, flip=config.flip)
     result = evaluate_on(dataset, data, task, model, network.path, config, world)
-    tables: dict[str, Any] = {name: result.pop(name) for name in ("per_class", "confusion") if name in result}
+    tables: dict[str, Any] = {
+        name: result.pop(name) for name in ("per_class", "confusion") if name in result
+    }
     return {**result, "classes": list(dataset.class_names), **tables}
 
 
 def evaluation_data(network: Network, asked: DataConfig, overrides: Iterable[str]) -> DataConfig:
     """Return `data_of` with what the network takes, unless the command line gives other values."""
-    taken = {key: getattr(network.input, key) for key in ("image_size", "crop_ratio", "interpolation", "mean", "std")}
-    return data_of(network.run.data if network.classes is not None else None, asked, overrides, **taken)
+    taken = {
+        key: getattr(network.input, key)
+        for key in ("image_size", "crop_ratio", "interpolation", "mean", "std")
+    }
+    return data_of(
+        network.run.data if network.classes is not None else None, asked, overrides, **taken
+    )
 
 
-def figures_of(network: Network, data: DataConfig, outputs: Sequence[int], world: World, flip: bool = False) -> Figures:
+def figures_of(
+    network: Network, data: DataConfig, outputs: Sequence[int], world: World, flip: bool = False
+) -> Figures:
     """Return the figures of these outputs, of images that are normalised as `evaluation_data` says."""
     assert data.mean is not None
     assert data.std is not None
     mean, std = (for_channels(values, network.input.channels) for values in (data.mean, data.std))
     return Figures(
-        mean, std, len(outputs), world.device, channels_last=network.run.train.channels_last, outputs=outputs, flip=flip
+        mean,
+        std,
+        len(outputs),
+        world.device,
+        channels_last=network.run.train.channels_last,
+        outputs=outputs,
+        flip=flip,
     )
 
 
@@ -56,9 +73,15 @@ def outputs_of(network: Network, names: list[str]) -> list[int]:
     classes = network.classes
     if classes is None:  # plain weights: ImageNet's classes, or the data's, in its order
         imagenet = ImageNetInfo().label_names()
-        classes = imagenet if network.num_classes == len(imagenet) and set(names) <= set(imagenet) else names
+        classes = (
+            imagenet
+            if network.num_classes == len(imagenet) and set(names) <= set(imagenet)
+            else names
+        )
         if len(classes) != network.num_classes:
-            raise UserError(f"{network.path} is for {network.num_classes} classes, the data has {len(names)}")
+            raise UserError(
+                f"{network.path} is for {network.num_classes} classes, the data has {len(names)}"
+            )
     if unknown := [name for name in names if name not in set(classes)]:
         raise UserError(
             f"{network.path} has no class {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}: "

@@ -31,17 +31,25 @@ def build(config: Config, world: World) -> Parts:
             raise UserError(f"{key} is for classification, and must be 0 with task=detection")
     weights = read_weights(config.model.pretrained) if config.model.pretrained is not None else None
     if weights is None and config.model.freeze:
-        logger.warning("model.freeze keeps weights that nobody trained: model.pretrained=FILE is not given")
+        logger.warning(
+            "model.freeze keeps weights that nobody trained: model.pretrained=FILE is not given"
+        )
     config = start_from(config, weights, ("mean", "std"))
     train_set = build_dataset(config.data, "train", config.seed, training=True)
     val_set = build_dataset(config.data, "val", config.seed)
     if not hasattr(train_set, "coco"):
-        raise UserError(f"task=detection needs data with boxes, coco or deformed_detection, got data.name={config.data.name}")
+        raise UserError(
+            f"task=detection needs data with boxes, coco or deformed_detection, got data.name={config.data.name}"
+        )
     if train_set.class_names != val_set.class_names:
-        raise UserError(f"data: {config.data.root} has other categories to train on than to validate on")
+        raise UserError(
+            f"data: {config.data.root} has other categories to train on than to validate on"
+        )
     taken = detector_input(config, train_set)
     logger.info("images: %s", taken)
-    model = create_detector(config.model, config.detector, train_set.num_classes, taken, config.seed)
+    model = create_detector(
+        config.model, config.detector, train_set.num_classes, taken, config.seed
+    )
     if weights is not None:
         load_backbone_(model.body, config, weights, taken.channels)
     if config.train.freeze_bn:
@@ -49,28 +57,40 @@ def build(config: Config, world: World) -> Parts:
     freeze_(model, config.model.freeze)
     size = (taken.channels, config.detector.min_size, config.detector.min_size)
     task = Detection(val_set, world.device)
-    return Parts(config, task, model, train_set, val_set, facts(config, train_set, taken), model.body, size)
+    return Parts(
+        config, task, model, train_set, val_set, facts(config, train_set, taken), model.body, size
+    )
 
 
 def detector_input(config: Config, dataset: Any) -> Input:
     """Return what the detector takes, normalised as the config says it, or else as the data set has it."""
     mean, std = list(config.data.mean or dataset.mean), list(config.data.std or dataset.std)
-    taken = Input(dataset.channels, config.detector.min_size, 1.0, "bilinear", mean, std)  # as torchvision resizes
+    taken = Input(
+        dataset.channels, config.detector.min_size, 1.0, "bilinear", mean, std
+    )  # as torchvision resizes
     return taken.with_channels(dataset.channels)
 
 
-def create_detector(model: ModelConfig, config: DetectorConfig, num_classes: int, taken: Input, seed: int = 0) -> Detector:
+def create_detector(
+    model: ModelConfig, config: DetectorConfig, num_classes: int, taken: Input, seed: int = 0
+) -> Detector:
     """With fresh weights."""
     name = check_name(model)
     options = {key: value for key, value in vars(config).items() if key != "levels"}
-    arguments: dict[str, Any] = {"in_chans": taken.channels, "features_only": True, **model.arguments()}
+    arguments: dict[str, Any] = {
+        "in_chans": taken.channels,
+        "features_only": True,
+        **model.arguments(),
+    }
     try:
         with torch.device("meta"):  # only to be asked
             strides = timm.create_model(name, **arguments).feature_info.reduction()  # type: ignore[operator,union-attr]
         levels = config.levels if config.levels is not None else pyramid_levels(strides)
         torch.manual_seed(seed)
         body = timm.create_model(name, out_indices=tuple(levels), **arguments)
-        torch.manual_seed(seed)  # networks draw more or less; what is on top of them starts the same
+        torch.manual_seed(
+            seed
+        )  # networks draw more or less; what is on top of them starts the same
         return Detector(body, num_classes, taken.mean, taken.std, **options)
     except (ValueError, TypeError, RuntimeError, IndexError, AssertionError) as error:
         raise UserError(f"detector: {error}") from error
@@ -85,4 +105,6 @@ def load_backbone_(body: nn.Module, config: Config, weights: Weights, channels: 
     inner = getattr(body, "model", body)  # what timm wraps to get features of
     missing = inner.load_state_dict(classifier.state_dict(), strict=False).missing_keys
     if missing:
-        raise UserError(f"model.pretrained={config.model.pretrained} has no weights for {', '.join(missing[:3])}")
+        raise UserError(
+            f"model.pretrained={config.model.pretrained} has no weights for {', '.join(missing[:3])}"
+        )

@@ -18,7 +18,9 @@ from dkcls.tasks.detection import create_detector
 from dkcls.tasks.evaluation import data_of, evaluate_on
 
 
-def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: Iterable[str], world: World) -> dict[str, Any]:
+def evaluate_checkpoint(
+    config: EvalConfig, weights: Weights | None, overrides: Iterable[str], world: World
+) -> dict[str, Any]:
     """The figures of config.model.pretrained, whose content `weights` are.
 
     `overrides` are the command line's, which tell what was asked of the data.
@@ -28,16 +30,22 @@ def evaluate_checkpoint(config: EvalConfig, weights: Weights | None, overrides: 
     assert weights is not None
     with world.together():
         if config.flip or config.per_class or config.confusion:
-            raise UserError(f"flip, per_class and confusion are for classification, {path} is a detector")
+            raise UserError(
+                f"flip, per_class and confusion are for classification, {path} is a detector"
+            )
         model, classes, run = load_detector(path, weights)
         images = model.transform
-        data = data_of(run.data, config.data, overrides, mean=images.image_mean, std=images.image_std)
+        data = data_of(
+            run.data, config.data, overrides, mean=images.image_mean, std=images.image_std
+        )
         channels = len(images.image_mean)
         images.image_mean = for_channels(data.mean or [], channels)
         images.image_std = for_channels(data.std or [], channels)
         dataset = build_dataset(data, config.split, run.seed)
         if list(dataset.class_names) != classes:
-            raise UserError(f"{path} finds {', '.join(classes)}; the data has {', '.join(dataset.class_names)}")
+            raise UserError(
+                f"{path} finds {', '.join(classes)}; the data has {', '.join(dataset.class_names)}"
+            )
     model = model.to(world.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return evaluate_on(dataset, data, Detection(dataset, world.device), model, path, config, world)
 

@@ -18,12 +18,17 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     """Markdown, a line per checkpoint."""
     rows = figures(results)
     lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
-    lines += [f"| {' | '.join(f'{v:.4f}' if isinstance(v, float) else str(v) for v in row.values())} |" for row in rows]
+    lines += [
+        f"| {' | '.join(f'{v:.4f}' if isinstance(v, float) else str(v) for v in row.values())} |"
+        for row in rows
+    ]
     return "\n".join(lines)
 
 
 def figures(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in result.items() if key not in TABLES} for result in results]
+    return [
+        {key: value for key, value in result.items() if key not in TABLES} for result in results
+    ]
 
 
 def write_json(path: str, results: Sequence[dict[str, Any]]) -> None:
@@ -50,7 +55,9 @@ def check_confusion(path: str | None, checkpoints: int) -> None:
 def draw_confusion(path: str, result: dict[str, Any]) -> None:
     """Rows are the true classes; the numbers are percent of the row."""
     if "confusion" not in result:
-        raise UserError(f"confusion=FILE.png is for at most {FEW_CLASSES} classes, got {len(result['classes'])}")
+        raise UserError(
+            f"confusion=FILE.png is for at most {FEW_CLASSES} classes, got {len(result['classes'])}"
+        )
     import matplotlib
 
     matplotlib.use("Agg")
@@ -62,13 +69,24 @@ def draw_confusion(path: str, result: dict[str, Any]) -> None:
     side = 2.5 + 0.45 * min(len(names), 40)
     figure, axes = plt.subplots(figsize=(side, side), layout="constrained")
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
-    axes.set(xlabel="predicted", ylabel="true", title=f"{result['checkpoint']}: top-1 {result['top1']:.2f} %")
+    axes.set(
+        xlabel="predicted",
+        ylabel="true",
+        title=f"{result['checkpoint']}: top-1 {result['top1']:.2f} %",
+    )
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)
     if len(names) <= 20:
         for row, column in np.ndindex(*shares.shape):
             dark = shares[row, column] > 50
-            axes.text(column, row, f"{shares[row, column]:.0f}", ha="center", va="center", color="white" if dark else "black")
+            axes.text(
+                column,
+                row,
+                f"{shares[row, column]:.0f}",
+                ha="center",
+                va="center",
+                color="white" if dark else "black",
+            )
     figure.colorbar(image, label="% of the true class", shrink=0.7)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)

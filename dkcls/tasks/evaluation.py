@@ -16,7 +16,9 @@ from dkcls.engine.evaluate import evaluate
 from dkcls.engine.task import Task
 
 
-def data_of(trained: DataConfig | None, asked: DataConfig, overrides: Iterable[str], **taken: Any) -> DataConfig:
+def data_of(
+    trained: DataConfig | None, asked: DataConfig, overrides: Iterable[str], **taken: Any
+) -> DataConfig:
     """Return the data that the network was trained on, or what data=NAME chose, with what the network takes.
 
     On top goes what the command line gives as data.KEY=VALUE, and, without data=NAME, all that is not at its default.
@@ -25,13 +27,23 @@ def data_of(trained: DataConfig | None, asked: DataConfig, overrides: Iterable[s
     chosen = "data" in keys
     base = asked if trained is None or chosen else trained
     names = [field.name for field in fields(DataConfig)]
-    differing = [] if chosen else [name for name in names if getattr(asked, name) != getattr(default, name)]
-    given = {name: getattr(asked, name) for name in names if f"data.{name}" in keys or name in differing}
+    differing = (
+        [] if chosen else [name for name in names if getattr(asked, name) != getattr(default, name)]
+    )
+    given = {
+        name: getattr(asked, name) for name in names if f"data.{name}" in keys or name in differing
+    }
     return replace(base, **{**taken, **given})
 
 
 def evaluate_on(
-    dataset: Any, data: DataConfig, task: Task, model: nn.Module, path: str, config: EvalConfig, world: World
+    dataset: Any,
+    data: DataConfig,
+    task: Task,
+    model: nn.Module,
+    path: str,
+    config: EvalConfig,
+    world: World,
 ) -> dict[str, Any]:
     """The figures, and how fast they came; UserError if too many files are bad."""
     loader = create_loader(
@@ -43,5 +55,7 @@ def evaluate_on(
     result = evaluate(task, model, batches, world, config.precision)
     speed = result["images"] / (time.perf_counter() - started)
     if world.any(loader.bad_files.exceeded)[0]:
-        raise UserError(f"more than {data.bad_limit:.2%} of the images cannot be read (data.bad_limit); they are named above")
+        raise UserError(
+            f"more than {data.bad_limit:.2%} of the images cannot be read (data.bad_limit); they are named above"
+        )
     return {"checkpoint": path, "split": config.split, **result, "images_per_s": speed}

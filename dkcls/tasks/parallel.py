@@ -37,10 +37,14 @@ def train_all(
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)  # for the processes that are started here
     try:
-        with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), end_with_parent) as pool:
+        with ProcessPoolExecutor(
+            processes or os.cpu_count(), get_context("spawn"), end_with_parent
+        ) as pool:
             futures = [pool.submit(_train, job, configs, then) for job in jobs]
             try:
-                for future in tqdm(as_completed(futures), "runs", len(futures), unit="run", smoothing=0):
+                for future in tqdm(
+                    as_completed(futures), "runs", len(futures), unit="run", smoothing=0
+                ):
                     future.result()
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -50,7 +54,9 @@ def train_all(
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _train(job: Sequence[str], configs: Path, then: Callable[[Path, float | None], None] | None) -> None:
+def _train(
+    job: Sequence[str], configs: Path, then: Callable[[Path, float | None], None] | None
+) -> None:
     logging.getLogger("dkcls.engine").addFilter(lambda record: record.levelno > logging.INFO)
     torch.set_num_threads(1)
     register()

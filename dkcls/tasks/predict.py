@@ -53,7 +53,9 @@ def find_images(places: Iterable[str]) -> list[str]:
         if not os.path.isdir(place):
             found.append(place)  # what is no image is said when it is read
             continue
-        files = (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names)
+        files = (
+            os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names
+        )
         images = sorted(path for path in files if os.fsencode(path).lower().endswith(EXTENSIONS))
         if not images:
             raise UserError(f"there are no images in {place}")
@@ -78,19 +80,27 @@ class Predictor:
         self.top, self.batch_size, self.workers = min(top, network.num_classes), batch_size, workers
         self.model = network.model.to(device).eval()
         self.task = Classification(
-            network.input.mean, network.input.std, network.num_classes, device, channels_last=network.run.train.channels_last
+            network.input.mean,
+            network.input.std,
+            network.num_classes,
+            device,
+            channels_last=network.run.train.channels_last,
         )
         self.bad = 0
 
     def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
         files = ImageFiles(paths, self.network.input)
         workers = min(self.workers, len(paths) // self.batch_size)
-        loader = create_loader(files, self.batch_size, training=False, workers=workers, bad_limit=1.0)
+        loader = create_loader(
+            files, self.batch_size, training=False, workers=workers, bad_limit=1.0
+        )
         names = self.network.class_names()
         for batch in loader:
             with torch.inference_mode(), autocast(self.device, self.precision):
                 shares = self.model(self.task.images(batch)).float().softmax(1)
             best = shares.topk(self.top, dim=1)
-            for file, values, outputs in zip(batch.indices.tolist(), best.values.tolist(), best.indices.tolist(), strict=True):
+            for file, values, outputs in zip(
+                batch.indices.tolist(), best.values.tolist(), best.indices.tolist(), strict=True
+            ):
                 yield Prediction(paths[file], [names[i] for i in outputs], values)
         self.bad += loader.bad_files.count

@@ -34,7 +34,12 @@ def check_known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def jobs(
-    experiment: str, out: Path, rows: Sequence[Row], seeds: Sequence[int], only: Sequence[str], more: Sequence[str]
+    experiment: str,
+    out: Path,
+    rows: Sequence[Row],
+    seeds: Sequence[int],
+    only: Sequence[str],
+    more: Sequence[str],
 ) -> Iterator[list[str]]:
     """What `train_all` takes: each row with each seed; seed by seed, so that whenever it stops rows can be compared.
 
@@ -44,7 +49,14 @@ def jobs(
         for row in rows:
             if not only or row.name in only:
                 own = [override.replace("{seed}", str(seed)) for override in row.overrides]
-                yield [f"experiment={experiment}", f"name={row.name}-{seed}", f"out={out}", f"seed={seed}", *own, *more]
+                yield [
+                    f"experiment={experiment}",
+                    f"name={row.name}-{seed}",
+                    f"out={out}",
+                    f"seed={seed}",
+                    *own,
+                    *more,
+                ]
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,11 @@ class Measured:
     results: dict[int, dict[str, Any]]
 
     def of(self, figure: str) -> dict[int, Any]:
-        return {seed: result[figure] for seed, result in self.results.items() if result[figure] is not None}
+        return {
+            seed: result[figure]
+            for seed, result in self.results.items()
+            if result[figure] is not None
+        }
 
     def values(self, figure: str) -> list[Any]:
         return list(self.of(figure).values())
@@ -69,7 +85,9 @@ def measured(out: Path, rows: Sequence[Row], *files: str) -> dict[str, Measured]
         for run in out.glob(f"{row.name}-*"):
             seed = run.name.rpartition("-")[2]
             if run.name == f"{row.name}-{seed}" and all((run / file).exists() for file in files):
-                results[int(seed)] = {k: v for file in files for k, v in json.loads((run / file).read_text()).items()}
+                results[int(seed)] = {
+                    k: v for file in files for k, v in json.loads((run / file).read_text()).items()
+                }
         if results:
             found[row.name] = Measured(row, dict(sorted(results.items())))
     return found

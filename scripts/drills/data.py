@@ -40,18 +40,44 @@ def not_finite(lab: Lab) -> Row:
     row = Row("NaN or inf on one of two ranks")
     for value in ("nan", "inf")[: lab.many(2, 1)]:
         folder = lab.folder / value
-        process = start_ranks(folder, *SHORT, "train.max_bad_steps=2", ranks=2, fault=f"poison:{value}:1:3+4+9")
-        problems = sentence(process, 0, "step 4: loss or gradient is not finite, step skipped (2 in a row, 2 allowed)")
-        ends = {line.split()[-1] for line in process.said().splitlines() if "ends with weights" in line}
+        process = start_ranks(
+            folder, *SHORT, "train.max_bad_steps=2", ranks=2, fault=f"poison:{value}:1:3+4+9"
+        )
+        problems = sentence(
+            process,
+            0,
+            "step 4: loss or gradient is not finite, step skipped (2 in a row, 2 allowed)",
+        )
+        ends = {
+            line.split()[-1] for line in process.said().splitlines() if "ends with weights" in line
+        }
         problems += [f"ranks end with other weights: {ends}"] if len(ends) != 1 else []
         if not problems:
             state = state_of(folder)
-            finite = all(weight.isfinite().all() for weight in (*state["model"].values(), *state["ema"].values()))
-            problems += [] if finite and state["skipped"] == 3 else [f"{state['skipped']} skipped, finite: {finite}"]
+            finite = all(
+                weight.isfinite().all()
+                for weight in (*state["model"].values(), *state["ema"].values())
+            )
+            problems += (
+                []
+                if finite and state["skipped"] == 3
+                else [f"{state['skipped']} skipped, finite: {finite}"]
+            )
         row.check(problems, value)
     if not lab.short:
-        process = start(lab.folder / "stop", *SHORT, "train.max_bad_steps=2", ranks=2, fault="poison:nan:1:3+4+5")
-        row.check(_torchrun_sentence(process, "not finite in 3 steps in a row, up to step 5", "step-00000004.pt"), "too many")
+        process = start(
+            lab.folder / "stop",
+            *SHORT,
+            "train.max_bad_steps=2",
+            ranks=2,
+            fault="poison:nan:1:3+4+5",
+        )
+        row.check(
+            _torchrun_sentence(
+                process, "not finite in 3 steps in a row, up to step 5", "step-00000004.pt"
+            ),
+            "too many",
+        )
     return row
 
 
@@ -59,14 +85,22 @@ def _torchrun_sentence(process: Process, *words: str) -> list[str]:
     """One sentence of train.py's before torchrun's own report of what failed."""
     code, said = process.wait(), process.said().partition("torch/distributed/elastic")[0]
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
-    problems = [] if code == 1 and len(lines) == 1 and "Traceback" not in said else [f"exit code {code}: {said[-1500:]}"]
-    return problems + [f"does not say {word!r}: {said[-500:]}" for word in words if word not in said]
+    problems = (
+        []
+        if code == 1 and len(lines) == 1 and "Traceback" not in said
+        else [f"exit code {code}: {said[-1500:]}"]
+    )
+    return problems + [
+        f"does not say {word!r}: {said[-500:]}" for word in words if word not in said
+    ]
 
 
 def make_folder(root: Path) -> list[Path]:
     """Image files of the embedded set. Returns those of the training split."""
     for split, count in (("train", TRAIN), ("val", VAL)):
-        images, targets, _ = create_dataset("deformed_fashion", split=split).load(range(count)).batch  # type: ignore[arg-type]
+        images, targets, _ = (
+            create_dataset("deformed_fashion", split=split).load(range(count)).batch
+        )  # type: ignore[arg-type]
         for number, (image, target) in enumerate(zip(images, targets.tolist(), strict=True)):
             path = root / split / f"class{target}" / f"{number:04d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,9 +122,16 @@ def workers_and_files(lab: Lab) -> Row:
         process = begin(folder, *overrides, f"data.worker_restarts={restarts}", **cache)
         wait_for_step(folder, process, 6)
         os.kill(lab.random.choice(_loaders_of(process)), signal.SIGKILL)
-        words = ("a process that loads data died (pid ", "started again" if restarts else "use fewer workers or restart")
+        words = (
+            "a process that loads data died (pid ",
+            "started again" if restarts else "use fewer workers or restart",
+        )
         problems = sentence(process, 0 if restarts else 1, *words)
-        problems = problems or (differences(folder, expected) if restarts else finish(folder, expected, *overrides, **cache))
+        problems = problems or (
+            differences(folder, expected)
+            if restarts
+            else finish(folder, expected, *overrides, **cache)
+        )
         row.check(problems, f"killed worker, {restarts} restarts")
     ranks = (1,) if lab.short else (1, 2)
     for number in ranks:
@@ -100,10 +141,21 @@ def workers_and_files(lab: Lab) -> Row:
     if not lab.short:
         own = f"data.root={images}".removesuffix("0") + "${oc.env:RANK}"
         process = start(lab.folder / "one_rank", *FOLDER, own, ranks=2, **cache)
-        row.check(_torchrun_sentence(process, "must hold the folders train and val"), "data on one rank alone")
+        row.check(
+            _torchrun_sentence(process, "must hold the folders train and val"),
+            "data on one rank alone",
+        )
     strict = (f"data.root={lab.folder / 'corrupt1'}", "data.bad_limit=0.005")
     process = start_imported(lab.folder / "strict", *overrides, *strict, **cache)
-    row.check(sentence(process, 1, "more than 0.50% of the training files are bad (data.bad_limit)", "bad_files.txt"), "limit")
+    row.check(
+        sentence(
+            process,
+            1,
+            "more than 0.50% of the training files are bad (data.bad_limit)",
+            "bad_files.txt",
+        ),
+        "limit",
+    )
     return row
 
 
@@ -127,14 +179,18 @@ def _vanish(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]:
     gone = [root / path.relative_to(images) for path in lab.random.sample(files, 4)]
     for path in gone:
         path.unlink()
-    return sentence(process, 0) + _named(folder, {f"{path}: No such file or directory" for path in gone})
+    return sentence(process, 0) + _named(
+        folder, {f"{path}: No such file or directory" for path in gone}
+    )
 
 
 def _corrupt(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]:
     """One per cent in each of four ways; one validation image as well, which the figures then leave out."""
     root, folder = lab.folder / f"corrupt{ranks}", lab.folder / f"corrupted{ranks}"
     shutil.copytree(images, root)
-    bad = [root / path.relative_to(images) for path in lab.random.sample(files, 4)] + sorted((root / "val").rglob("*.jpg"))[:1]
+    bad = [root / path.relative_to(images) for path in lab.random.sample(files, 4)] + sorted(
+        (root / "val").rglob("*.jpg")
+    )[:1]
     contents = (b"", b"not an image", bad[2].read_bytes()[:100], bad[3].read_bytes()[:-200], b"x")
     for path, content in zip(bad, contents, strict=True):
         path.write_bytes(content)
@@ -142,7 +198,11 @@ def _corrupt(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]
     process = start_ranks(folder, *overrides, ranks=ranks, **own_cache(lab))
     problems = sentence(process, 0) + _named(folder, {str(path) for path in bad})
     images_counted = metrics(folder)[-1]["images"]
-    return problems + ([f"{images_counted} validation images instead of {VAL - 1}"] if images_counted != VAL - 1 else [])
+    return problems + (
+        [f"{images_counted} validation images instead of {VAL - 1}"]
+        if images_counted != VAL - 1
+        else []
+    )
 
 
 def _named(folder: Path, expected: set[str]) -> list[str]:
@@ -152,4 +212,8 @@ def _named(folder: Path, expected: set[str]) -> list[str]:
     except OSError as error:
         return [f"bad files are not named: {error}"]
     named = {text for text in expected for line in lines if line.startswith(text)}
-    return [] if named == expected and len(lines) == len(expected) else [f"{lines} are named instead of {sorted(expected)}"]
+    return (
+        []
+        if named == expected and len(lines) == len(expected)
+        else [f"{lines} are named instead of {sorted(expected)}"]
+    )

@@ -42,7 +42,9 @@ def kill_in_save(number: str, moment: str, share: str) -> None:
     def dying_write(path: Path, data: bytes | memoryview) -> None:
         at = "hash" if path.suffix == ".sha256" else "file"
         if at == moment and this_one:
-            path.with_name(f".{path.name}.tmp").write_bytes(bytes(data)[: int(float(share) * len(data))])
+            path.with_name(f".{path.name}.tmp").write_bytes(
+                bytes(data)[: int(float(share) * len(data))]
+            )
         die(at)
         write_atomically(path, data)
 
@@ -75,7 +77,9 @@ def poison(value: str, rank: str, steps: str) -> None:
     def poisoned_step(self: Any, batches: Any) -> None:
         loss = self.task.loss
         if self.step in poisoned and self.world.rank == int(rank):
-            self.task.loss = lambda *inputs: tuple(result * float(value) for result in loss(*inputs))
+            self.task.loss = lambda *inputs: tuple(
+                result * float(value) for result in loss(*inputs)
+            )
         try:
             train_step(self, batches)
         finally:

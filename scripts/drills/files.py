@@ -115,7 +115,10 @@ class Evil:
 
 def evil_files(folder: Path, evil: Evil) -> list[Path]:
     """The ways to get a pickle with code into a file that torch or we might load."""
-    paths = [folder / name for name in ("zip.pt", "legacy.pt", "plain.pt", "step.pt", "named.safetensors")]
+    paths = [
+        folder / name
+        for name in ("zip.pt", "legacy.pt", "plain.pt", "step.pt", "named.safetensors")
+    ]
     torch.save({"format": 1, "step": 1, "model": {"weight": evil}}, paths[0])
     torch.save({"state_dict": evil}, paths[1], _use_new_zipfile_serialization=False)
     paths[2].write_bytes(pickle.dumps(evil, 2))
@@ -131,7 +134,9 @@ def evil_files(folder: Path, evil: Evil) -> list[Path]:
 
 def malice(lab: Lab) -> Row:
     """Pickles with code as a checkpoint to go on from, as weights, through timm, and configs that name code."""
-    row = Row("malicious pickle as checkpoint or weights; a config that names code", outcome="refused")
+    row = Row(
+        "malicious pickle as checkpoint or weights; a config that names code", outcome="refused"
+    )
     mark = lab.folder / "evil"
 
     def check(problems: list[str], what: str) -> None:
@@ -140,7 +145,10 @@ def malice(lab: Lab) -> Row:
 
     files = evil_files(lab.folder, Evil(mark))
     for path in files:
-        for name, load in (("read", partial(read, need_hash=False)), ("read_weights", read_weights)):
+        for name, load in (
+            ("read", partial(read, need_hash=False)),
+            ("read_weights", read_weights),
+        ):
             try:
                 load(path)
                 check(["it was loaded"], f"{name} of {path.name}")
@@ -150,14 +158,27 @@ def malice(lab: Lab) -> Row:
     with copied(source, lab.folder / "resumed") as folder:
         newest = Checkpoints(run_of(folder), 3).newest_first()[0]
         shutil.copy(files[0], newest)
-        hash_path(newest).write_text(f"{hashlib.sha256(newest.read_bytes()).hexdigest()}  {newest.name}\n")
+        hash_path(newest).write_text(
+            f"{hashlib.sha256(newest.read_bytes()).hexdigest()}  {newest.name}\n"
+        )
         process = start_imported(folder, *SHORT, "train.keep=3")
-        check(sentence(process, 0, "not a checkpoint that is safe to load") + differences(folder, expected), "resume")
+        check(
+            sentence(process, 0, "not a checkpoint that is safe to load")
+            + differences(folder, expected),
+            "resume",
+        )
     named = ("logging.FileHandler", f"filename={mark}")  # which makes a file
     cases = {
         "a callback": (f"+hydra.callbacks.x._target_={named[0]}", f"+hydra.callbacks.x.{named[1]}"),
-        "a log handler": (f"+hydra.job_logging.handlers.x.class={named[0]}", f"+hydra.job_logging.handlers.x.{named[1]}"),
-        "a launcher": (f"hydra.launcher._target_={named[0]}", f"+hydra.launcher.{named[1]}", "hydra.mode=MULTIRUN"),
+        "a log handler": (
+            f"+hydra.job_logging.handlers.x.class={named[0]}",
+            f"+hydra.job_logging.handlers.x.{named[1]}",
+        ),
+        "a launcher": (
+            f"hydra.launcher._target_={named[0]}",
+            f"+hydra.launcher.{named[1]}",
+            "hydra.mode=MULTIRUN",
+        ),
         "model.pretrained": (f"model.pretrained={files[0]}",),
         "timm's checkpoint_path": (f"+model.kwargs.checkpoint_path={files[0]}",),
     }
@@ -177,14 +198,18 @@ def disk_full(lab: Lab) -> Row:
             folder = lab.folder / f"full_{reaction}"
             process = start_on_small_disk(folder, *overrides)
             end = "the last good one is" if reaction == "stop" else "training goes on"
-            problems = sentence(process, int(reaction == "stop"), f"could not be written (the disk is full); {end}")
+            problems = sentence(
+                process, int(reaction == "stop"), f"could not be written (the disk is full); {end}"
+            )
             row.check(problems or finish(folder, expected, *overrides), f"small disk, {reaction}")
         if lab.short and row.tried:
             continue
         folder = lab.folder / f"limit_{reaction}"
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))  # noqa: E731
         process = start(folder, *overrides, preexec_fn=limit)
-        problems = sentence(process, int(reaction == "stop"), "could not be written (File too large)")
+        problems = sentence(
+            process, int(reaction == "stop"), "could not be written (File too large)"
+        )
         if reaction == "stop":  # else it has come to its end, with no checkpoint
             problems = problems or finish(folder, expected, *overrides)
         row.check(problems, f"limited files, {reaction}")
@@ -193,7 +218,12 @@ def disk_full(lab: Lab) -> Row:
 
 def _can_mount() -> bool:
     try:
-        return subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode == 0
+        return (
+            subprocess.run(
+                ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 

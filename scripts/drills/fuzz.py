@@ -38,17 +38,34 @@ TAGS = (
     "!x y",
 )
 PACKAGES = ("_global_", "_group_", "x.y", "?", "")
-GROUPS = ("model", "data", "optim", "schedule", "train", "log", "experiment", "hydra/launcher", "hydra/job_logging")
+GROUPS = (
+    "model",
+    "data",
+    "optim",
+    "schedule",
+    "train",
+    "log",
+    "experiment",
+    "hydra/launcher",
+    "hydra/job_logging",
+)
 
 
 def fuzz(lab: Lab) -> Row:
     """The whole way of train.py through Hydra, without the training; in a process of its own, whose output is watched."""
     found = lab.folder / "found.json"
-    process = fork_server().Process(target=_fuzz, args=(lab.folder, lab.random, lab.many(2000, 60), found))
+    process = fork_server().Process(
+        target=_fuzz, args=(lab.folder, lab.random, lab.many(2000, 60), found)
+    )
     process.start()
     process.join()
-    row = Row("random bytes and structures as overrides and as config files", outcome="composed or refused")
-    for what, problems in json.loads(found.read_text()) if found.exists() else [("the process", ["it died"])]:
+    row = Row(
+        "random bytes and structures as overrides and as config files",
+        outcome="composed or refused",
+    )
+    for what, problems in (
+        json.loads(found.read_text()) if found.exists() else [("the process", ["it died"])]
+    ):
         row.check(problems, what)
     return row
 
@@ -64,7 +81,11 @@ def _fuzz(folder: Path, random: Random, count: int, found: Path) -> None:
         if number % 2:
             content = config_file(random, valid)
             (folder / "configs/experiment/x.yaml").write_bytes(content)
-            words = [f"--config-dir={folder / 'configs'}", "experiment=x", *words[: number % 4 // 3]]
+            words = [
+                f"--config-dir={folder / 'configs'}",
+                "experiment=x",
+                *words[: number % 4 // 3],
+            ]
         tries.append((f"try {number}, {words}, {content!r}", attempt(words)))
     found.write_text(json.dumps(tries))
 
@@ -89,11 +110,19 @@ def attempt(words: list[str]) -> list[str]:
         signal.alarm(0)
         sys.argv = argv
         setattr(tasks, "train", train)  # noqa: B010
-    text = "".join(line for line in said.getvalue().splitlines(keepends=True) if not line.startswith("quickstart: "))
+    text = "".join(
+        line
+        for line in said.getvalue().splitlines(keepends=True)
+        if not line.startswith("quickstart: ")
+    )
     if "Traceback" in text:
         return [f"a traceback: {text[-1500:]}"]
     if code == 0:
-        return [] if taken and all(isinstance(config, Config) for config in taken) else ["neither a config nor an error"]
+        return (
+            []
+            if taken and all(isinstance(config, Config) for config in taken)
+            else ["neither a config nor an error"]
+        )
     refused = text.startswith("error: ") and text.count("\n") == 1
     by_argparse = code == 2 and text.startswith("usage:")
     return [] if refused or by_argparse else [f"exit code {code}, said {text[-500:]!r}"]
@@ -112,14 +141,18 @@ def override(random: Random, valid: list[str]) -> str:
     kind = random.randrange(6)
     if kind == 0:
         return noise(random)
-    key = random.choice((random.choice(valid), random.choice(GROUPS), misspell(random, random.choice(valid))))
+    key = random.choice(
+        (random.choice(valid), random.choice(GROUPS), misspell(random, random.choice(valid)))
+    )
     value = random.choice(VALUES) if kind < 5 else noise(random)
     return f"{random.choice(('', '', '', '+', '++', '~'))}{key}{random.choice(('=', '=', '=', '', '@x='))}{value}"
 
 
 def noise(random: Random) -> str:
     """Not a flag of Hydra's, such as --multirun: those do what they say."""
-    text = "".join(random.choice(string.printable + "äß漢\udc80") for _ in range(random.randint(1, 30)))
+    text = "".join(
+        random.choice(string.printable + "äß漢\udc80") for _ in range(random.randint(1, 30))
+    )
     return text.replace("\x00", "").lstrip("-") or "x"
 
 
@@ -131,10 +164,14 @@ def misspell(random: Random, key: str) -> str:
 def config_file(random: Random, valid: list[str]) -> bytes:
     makers: tuple[Callable[[], bytes], ...] = (
         lambda: random.randbytes(random.randint(0, 200)),
-        lambda: mutated(random, random.choice(sorted((ROOT / "configs/experiment").glob("*.yaml")))),
+        lambda: mutated(
+            random, random.choice(sorted((ROOT / "configs/experiment").glob("*.yaml")))
+        ),
         lambda: b"# @package _global_\n" + yaml.safe_dump(structure(random, valid, 4)).encode(),
         lambda: b"# @package _global_\n" + yaml.safe_dump(nested(random, valid)).encode(),
-        lambda: f"# @package {random.choice(PACKAGES)}\n{random.choice(valid)}: {random.choice(TAGS)}\n".encode(),
+        lambda: (
+            f"# @package {random.choice(PACKAGES)}\n{random.choice(valid)}: {random.choice(TAGS)}\n".encode()
+        ),
         lambda: b"[" * random.choice((10, 5000)),
         lambda: f"defaults: {random.choice(VALUES)}\n".encode("utf-8", "replace"),
         lambda: yaml.safe_dump({"defaults": structure(random, valid, 2)}).encode(),
@@ -169,7 +206,10 @@ def structure(random: Random, valid: list[str], depth: int) -> Any:
             "",
             random.choice(valid).split(".")[-1],
         )
-        return {random.choice(keys): structure(random, valid, depth - 1) for _ in range(random.randint(0, 3))}
+        return {
+            random.choice(keys): structure(random, valid, depth - 1)
+            for _ in range(random.randint(0, 3))
+        }
     text = random.choice(VALUES).encode("utf-8", "replace").decode()
     return random.choice((text, 1, 1.5, None, True, -(2**70), float("nan")))
 

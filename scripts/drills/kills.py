@@ -33,7 +33,9 @@ SAVES = (  # where a process dies in a save
 
 def kill(lab: Lab) -> Row:
     """kill -9 of the one process, again and again; when a run comes to its end before the kills do, another begins."""
-    row = Row("kill -9 of the process, at random moments of its life and within saves and evaluations")
+    row = Row(
+        "kill -9 of the process, at random moments of its life and within saves and evaluations"
+    )
     overrides = SHORT if lab.short else ("schedule.epochs=20",)
     expected, runs = lab.expected(*overrides), 0
     while row.tried < lab.many(100, 3):
@@ -74,7 +76,9 @@ def _wait_for_steps(lab: Lab, folder: Path, process: Process, steps: int) -> Non
 
     def reached() -> bool:
         step = step_of(folder)
-        return step != first and (step - first >= steps or (in_evaluation and step % STEPS_PER_EPOCH == 0))
+        return step != first and (
+            step - first >= steps or (in_evaluation and step % STEPS_PER_EPOCH == 0)
+        )
 
     if in_evaluation and first and first % STEPS_PER_EPOCH == 0:
         until(lambda: "going on from" in process.said(), process)
@@ -125,7 +129,11 @@ def signals(lab: Lab) -> Row:
     """Asked to stop by a signal, a run saves, ends with its own code and goes on; one run of one rank, and one of two."""
     row = Row("SIGTERM, SIGINT once and twice; to the process, to its group, to torchrun")
     asks = [(1, "SIGINT", True), (1, "SIGTERM", False)]
-    asks += [] if lab.short else [(1, "SIGTERM", True), (1, "SIGINT twice", False), (1, "SIGINT twice", True)]
+    asks += (
+        []
+        if lab.short
+        else [(1, "SIGTERM", True), (1, "SIGINT twice", False), (1, "SIGINT twice", True)]
+    )
     asks += [] if lab.short else [(2, "SIGTERM", False), (2, "SIGINT", True), (2, "SIGTERM", True)]
     length = SHORT if lab.short else TWICE
     for number, (ranks, what, to_group) in enumerate(asks):
@@ -140,9 +148,19 @@ def signals(lab: Lab) -> Row:
             time.sleep(0.05)
             send(process.pid, signal.SIGINT)
         code, said = process.wait(), process.said()
-        row.check(_stopped(folder, code, said, what, ranks), f"{what} to {ranks} ranks{', group' if to_group else ''}")
+        row.check(
+            _stopped(folder, code, said, what, ranks),
+            f"{what} to {ranks} ranks{', group' if to_group else ''}",
+        )
     for ranks in {ranks for ranks, _, _ in asks}:
-        row.fail(finish(lab.folder / f"ranks{ranks}", lab.expected(*length, ranks=ranks), *length, ranks=ranks))
+        row.fail(
+            finish(
+                lab.folder / f"ranks{ranks}",
+                lab.expected(*length, ranks=ranks),
+                *length,
+                ranks=ranks,
+            )
+        )
     return row
 
 
@@ -155,7 +173,9 @@ def _stopped(folder: Path, code: int, said: str, what: str, ranks: int) -> list[
             problems.append(f"does not say so: {said[-1000:]}")
         if saved != done:
             problems.append(f"saved step {saved}, not {done}, the last that it did")
-    expected = {130, 75} if "twice" in what else {75}  # it may have been faster than the second signal
+    expected = (
+        {130, 75} if "twice" in what else {75}
+    )  # it may have been faster than the second signal
     if ranks == 1 and code not in expected:
         problems.append(f"exit code {code}: {said[-1000:]}")
     if ranks == 1 and "Traceback" in said:
@@ -177,9 +197,14 @@ def hang(lab: Lab) -> Row:
         stopped = time.monotonic()
         _wait_for_words(process, "not been heard of", row.tried + 1)
         seconds = time.monotonic() - stopped
-        named = process.said().rpartition("not been heard of")[0].endswith(f"error: rank {rank} has ")
+        named = (
+            process.said().rpartition("not been heard of")[0].endswith(f"error: rank {rank} has ")
+        )
         problems = [] if named else [f"does not name rank {rank}: {process.said()[-1000:]}"]
-        row.check(problems + ([f"found after {seconds:.1f} s"] if seconds > timeout else []), f"rank {rank}")
+        row.check(
+            problems + ([f"found after {seconds:.1f} s"] if seconds > timeout else []),
+            f"rank {rank}",
+        )
         if lab.short:
             _wait_for_end(process, other)  # by itself
             os.kill(pid, signal.SIGKILL)  # as torchrun does after half a minute
@@ -202,10 +227,17 @@ def two_at_once(lab: Lab) -> Row:
         time.sleep(lab.random.random())
         second = start_imported(folder, *length)
         problems = sentence(second, 1, f"in use by process {first.pid}")
-        row.check(problems + ([] if first.alive() else [f"the first has ended: {first.said()[-1000:]}"]))
+        row.check(
+            problems + ([] if first.alive() else [f"the first has ended: {first.said()[-1000:]}"])
+        )
     first.kill()
     for number in range(lab.many(5, 0)):
         folder = lab.folder / f"race{number}"
-        codes = sorted(process.wait() for process in [start_imported(folder, *SHORT) for _ in range(2)])
-        row.check(([] if codes == [0, 1] else [f"a race ended with {codes}"]) + differences(folder, lab.expected(*SHORT)))
+        codes = sorted(
+            process.wait() for process in [start_imported(folder, *SHORT) for _ in range(2)]
+        )
+        row.check(
+            ([] if codes == [0, 1] else [f"a race ended with {codes}"])
+            + differences(folder, lab.expected(*SHORT))
+        )
     return row

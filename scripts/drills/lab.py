@@ -56,7 +56,11 @@ class Row:
         self.recovered += not problems
         if time.monotonic() > self.told + 30:
             self.told = time.monotonic()
-            print(f"  {self.fault}: {self.recovered} of {self.tried} so far", file=sys.stderr, flush=True)
+            print(
+                f"  {self.fault}: {self.recovered} of {self.tried} so far",
+                file=sys.stderr,
+                flush=True,
+            )
         self.lost += [f"{what}: {problem}" if what else problem for problem in problems]
 
     def fail(self, problems: Sequence[str]) -> None:
@@ -81,7 +85,9 @@ class Process:
         self.code = self._wait(seconds) if self.code is None else self.code
         if self.code is None:
             self.kill()
-            raise TimeoutError(f"a process did not end within {seconds:.0f} s; it said: {self.said()[-2000:]}")
+            raise TimeoutError(
+                f"a process did not end within {seconds:.0f} s; it said: {self.said()[-2000:]}"
+            )
         return self.code
 
     def kill(self) -> None:
@@ -100,7 +106,9 @@ class Process:
 
 def children(pid: int) -> list[int]:
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 
@@ -119,7 +127,13 @@ def start(
     """`python train.py`, or torchrun, in a session of its own, so that a signal to its group reaches all that it starts."""
     folder.mkdir(parents=True, exist_ok=True)
     script = [str(ROOT / "scripts/drills/faults.py"), fault] if fault else [str(root / "train.py")]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={ranks}",
+        f"--max-restarts={restarts}",
+    ]
     command = [*wrap, sys.executable, *(torchrun if ranks > 1 else []), *script, *SMALL, *overrides]
     variables = {**os.environ, "PYTHONPATH": str(root), **(environment or {})}
     path = output(folder)
@@ -142,19 +156,30 @@ def start(
 def fork_server() -> Any:
     """Processes of this context are forked from one that has imported all that train.py does."""
     context = multiprocessing.get_context("forkserver")
-    modules = ["dkcls.tasks", "dkcls.analysis.curves", "dkcls.ops.deform_kernel.numba_kernels", "hydra"]
+    modules = [
+        "dkcls.tasks",
+        "dkcls.analysis.curves",
+        "dkcls.ops.deform_kernel.numba_kernels",
+        "hydra",
+    ]
     context.set_forkserver_preload(modules)
     return context
 
 
 def start_imported(
-    folder: Path, *overrides: str, fault: str = "", environment: dict[str, str] | None = None, path: Path | None = None
+    folder: Path,
+    *overrides: str,
+    fault: str = "",
+    environment: dict[str, str] | None = None,
+    path: Path | None = None,
 ) -> Process:
     """The same for one rank, forked from a process that has imported everything: it starts in a second, not in ten."""
     folder.mkdir(parents=True, exist_ok=True)
     path = path or output(folder)
     path.touch()
-    process = fork_server().Process(target=_become_train, args=(folder, path, [*SMALL, *overrides], fault, environment or {}))
+    process = fork_server().Process(
+        target=_become_train, args=(folder, path, [*SMALL, *overrides], fault, environment or {})
+    )
     process.start()
 
     def wait(seconds: float) -> int | None:
@@ -165,7 +190,11 @@ def start_imported(
 
 
 def start_ranks(
-    folder: Path, *overrides: str, ranks: int, fault: str = "", environment: dict[str, str] | None = None
+    folder: Path,
+    *overrides: str,
+    ranks: int,
+    fault: str = "",
+    environment: dict[str, str] | None = None,
 ) -> Process:
     """The same for several ranks, which are told of each other as torchrun would tell them. The first one is the process."""
     if ranks == 1:
@@ -173,10 +202,21 @@ def start_ranks(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(environment or {})}
+    common = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **(environment or {}),
+    }
     path = output(folder)
     started = [
-        start_imported(folder, *overrides, fault=fault, path=path, environment=common | {"RANK": rank, "LOCAL_RANK": rank})
+        start_imported(
+            folder,
+            *overrides,
+            fault=fault,
+            path=path,
+            environment=common | {"RANK": rank, "LOCAL_RANK": rank},
+        )
         for rank in map(str, range(ranks))
     ]
 
@@ -187,7 +227,9 @@ def start_ranks(
     return Process(started[0].pid, wait, path)
 
 
-def _become_train(folder: Path, path: Path, arguments: list[str], fault: str, environment: dict[str, str]) -> None:
+def _become_train(
+    folder: Path, path: Path, arguments: list[str], fault: str, environment: dict[str, str]
+) -> None:
     os.setsid()
     os.environ |= environment
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -199,14 +241,21 @@ def _become_train(folder: Path, path: Path, arguments: list[str], fault: str, en
 
 def output(folder: Path) -> Path:
     """Beside the folder, a new one for each process."""
-    return folder.with_name(f"{folder.name}.{sum(1 for _ in folder.parent.glob(f'{folder.name}.*.txt'))}.txt")
+    return folder.with_name(
+        f"{folder.name}.{sum(1 for _ in folder.parent.glob(f'{folder.name}.*.txt'))}.txt"
+    )
 
 
 class Lab:
     """A drill's folder, and what it draws at random. `many(full, short)` is for the long and the short form."""
 
     def __init__(self, folder: Path, seed: int, short: bool, expected: dict[tuple[Any, ...], Path]):
-        self.folder, self.short, self.random, self._expected = folder, short, random.Random(seed), expected
+        self.folder, self.short, self.random, self._expected = (
+            folder,
+            short,
+            random.Random(seed),
+            expected,
+        )
         folder.mkdir(parents=True)
 
     def many(self, full: int, short: int) -> int:
@@ -225,7 +274,9 @@ class Lab:
             return self._expected[key]
 
 
-def until(condition: Callable[[], Any], process: Process | None = None, seconds: float = PATIENCE) -> Any:
+def until(
+    condition: Callable[[], Any], process: Process | None = None, seconds: float = PATIENCE
+) -> Any:
     """Waits for it. None if the process ended before; TimeoutError if nothing happens."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
@@ -234,7 +285,10 @@ def until(condition: Callable[[], Any], process: Process | None = None, seconds:
         if process is not None and not process.alive():
             return None
         time.sleep(0.003)
-    raise TimeoutError(f"nothing happened for {seconds:.0f} s" + (f"; it said: {process.said()[-2000:]}" if process else ""))
+    raise TimeoutError(
+        f"nothing happened for {seconds:.0f} s"
+        + (f"; it said: {process.said()[-2000:]}" if process else "")
+    )
 
 
 def wait_for_step(folder: Path, process: Process, step: int) -> None:
@@ -278,11 +332,22 @@ def differences(folder: Path, expected: Path) -> list[str]:
             ours, theirs = state_of(folder, name), state_of(expected, name)
         except OSError as error:
             return [f"{name}: {error}"]
-        found += [f"{name}: {key} differs" for key in theirs if not same_bits(ours.get(key), theirs[key])]
+        found += [
+            f"{name}: {key} differs" for key in theirs if not same_bits(ours.get(key), theirs[key])
+        ]
     if metrics(folder) != metrics(expected):
-        made, due = ([(line["kind"], line["step"]) for line in metrics(place)] for place in (folder, expected))
-        found.append("metrics differ" if made == due else f"lines of metrics: {len(made)} instead of {len(due)}")
-    results = [json.loads((run_of(place) / "result.json").read_text()) for place in (folder, expected)]
+        made, due = (
+            [(line["kind"], line["step"]) for line in metrics(place)]
+            for place in (folder, expected)
+        )
+        found.append(
+            "metrics differ"
+            if made == due
+            else f"lines of metrics: {len(made)} instead of {len(due)}"
+        )
+    results = [
+        json.loads((run_of(place) / "result.json").read_text()) for place in (folder, expected)
+    ]
     if any(results[0].get(key) != value for key, value in results[1].items() if key != "seconds"):
         found.append("result.json differs")
     found += [f"{path.name} is left" for path in run_of(folder).rglob("*.tmp")]
@@ -299,7 +364,9 @@ def same_bits(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def finish(folder: Path, expected: Path, *overrides: str, ranks: int = 1, **options: Any) -> list[str]:
+def finish(
+    folder: Path, expected: Path, *overrides: str, ranks: int = 1, **options: Any
+) -> list[str]:
     """The same command once more: it must go on to the end, and end as expected."""
     process = start_ranks(folder, *overrides, ranks=ranks, **options)
     if process.wait() != 0:
@@ -317,7 +384,9 @@ def sentence(process: Process, code: int, *words: str) -> list[str]:
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     if code == 1 and len(lines) != 1:
         problems.append(f"{len(lines)} sentences instead of one: {said[-500:]}")
-    return problems + [f"does not say {word!r}: {said[-500:]}" for word in words if word not in said]
+    return problems + [
+        f"does not say {word!r}: {said[-500:]}" for word in words if word not in said
+    ]
 
 
 @contextmanager

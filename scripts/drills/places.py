@@ -26,23 +26,40 @@ def copy_of_the_code(folder: Path) -> Path:
 
 
 def poor_places(lab: Lab) -> Row:
-    row = Row("read-only code and configs, no HOME, no write permission in TMPDIR or in the run directory")
+    row = Row(
+        "read-only code and configs, no HOME, no write permission in TMPDIR or in the run directory"
+    )
     closed = lab.folder / "closed"
     closed.mkdir(mode=0o555)
     code = ROOT if lab.short else copy_of_the_code(lab.folder / "code")
     places: dict[str, dict[str, str | None]] = {
-        "all at once": {"HOME": str(closed), "XDG_CACHE_HOME": str(closed), "TMPDIR": str(closed), "MPLCONFIGDIR": None},
+        "all at once": {
+            "HOME": str(closed),
+            "XDG_CACHE_HOME": str(closed),
+            "TMPDIR": str(closed),
+            "MPLCONFIGDIR": None,
+        },
         "read-only code": {},
         "no HOME": {"HOME": None, "XDG_CACHE_HOME": None, "MPLCONFIGDIR": None},
         "a closed TMPDIR": {"TMPDIR": str(closed)},
     }
     for number, (what, environment) in enumerate(list(places.items())[: lab.many(len(places), 1)]):
         folder = lab.folder / f"place{number}"
-        process = start(folder, *SHORT, "data.workers=1", environment=environment, root=code, preexec_fn=obey_permissions)
+        process = start(
+            folder,
+            *SHORT,
+            "data.workers=1",
+            environment=environment,
+            root=code,
+            preexec_fn=obey_permissions,
+        )
         row.check(sentence(process, 0) or differences(folder, lab.expected(*SHORT)), what)
     process = start(lab.folder / "out", *SHORT, f"out={closed}", preexec_fn=obey_permissions)
     row.check(
-        sentence(process, 1, f"the run directory {closed}/run cannot be written: Permission denied"), "a closed run directory"
+        sentence(
+            process, 1, f"the run directory {closed}/run cannot be written: Permission denied"
+        ),
+        "a closed run directory",
     )
     if not lab.short:
         open_again(code)

@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 FRAME = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><style>body { margin: 0 }</style>
 <iframe style="border: 0; width: %dpx; height: %dpx" srcdoc="%s"></iframe>
@@ -34,7 +36,14 @@ def visit(page: str, width: int, folder: Path, *flags: str, height: int = 900) -
     assert CHROMIUM is not None
     file = folder / f"frame-{width}.html"
     file.write_text(FRAME % (width, height, html.escape(page)))
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", *flags]
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder / 'profile'}",
+        *flags,
+    ]
     command += [
         f"--window-size={max(width, 600)},{height}",
         "--enable-logging=stderr",

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from dkcls.analysis.dynamics import Dynamics, beside, collect_dynamics, explain, explain_control, variance_share
+from dkcls.analysis.dynamics import (
+    Dynamics,
+    beside,
+    collect_dynamics,
+    explain,
+    explain_control,
+    variance_share,
+)
 from dkcls.analysis.dynamics_plots import Cloud, clouds, scope_row, taps_over_images
 from dkcls.analysis.taps import Scope, moves, read_scopes
 from dkcls.layers import record_offsets
@@ -35,7 +42,9 @@ def test_features_are_means_over_the_positions_that_the_generator_saw():
     seen = {}
     for name, module in model.named_modules():
         if name.endswith("kernel_generator"):
-            module.register_forward_hook(lambda module, args, out, name=name: seen.update({name: args[0].flatten(2)}))
+            module.register_forward_hook(
+                lambda module, args, out, name=name: seen.update({name: args[0].flatten(2)})
+            )
     found = collect_dynamics(model, [batch])
     assert found.keys() == seen.keys()
     for name, said in found.items():
@@ -79,7 +88,10 @@ def test_the_control_is_of_the_same_size_and_knows_what_the_features_know():
     dynamics = Dynamics(generator.standard_normal((400, 18)), features)
     assert dynamics.control(0).shape == (400, 18)
     assert not np.allclose(dynamics.control(0), dynamics.control(1))
-    own, control = explain(dynamics.values, classes, scales), explain_control(dynamics, classes, scales)
+    own, control = (
+        explain(dynamics.values, classes, scales),
+        explain_control(dynamics, classes, scales),
+    )
     assert own.scale_r2 < 0.1 < 0.9 < control.scale_r2
     assert beside(own, control)["R2 of log scale"] == f"{own.scale_r2:.2f} ({control.scale_r2:.2f})"
 
@@ -87,7 +99,9 @@ def test_the_control_is_of_the_same_size_and_knows_what_the_features_know():
 def test_taps_rest_on_the_grid_and_stay_in_the_scope():
     fresh = create(spatial="local_dk", scope=7, grid=2.0)
     scopes = read_scopes(fresh, images())
-    assert [scope.places.shape for scope in scopes] == [(2, 9, 2, side, side) for side in (16, 8, 8, 8, 4, 4)]
+    assert [scope.places.shape for scope in scopes] == [
+        (2, 9, 2, side, side) for side in (16, 8, 8, 8, 4, 4)
+    ]
     for scope in scopes:
         assert scope.rest.tolist() == [[y, x] for y in (1, 3, 5) for x in (1, 3, 5)]
         assert (scope.places == scope.rest[..., None, None]).all()
@@ -96,7 +110,9 @@ def test_taps_rest_on_the_grid_and_stay_in_the_scope():
     assert all((scope.places >= 0).all() and (scope.places <= 6).all() for scope in moved)
     for scope in moved:
         parts = moves(scope)
-        squares = sum(parts[name] ** 2 for name in ("the same for all", "between images", "between positions"))
+        squares = sum(
+            parts[name] ** 2 for name in ("the same for all", "between images", "between positions")
+        )
         assert squares == pytest.approx(parts["from rest"] ** 2, rel=1e-4)
         assert parts["share on the scope's edge"] > 0
     assert read_scopes(create(spatial="dcn"), images()) == []
@@ -104,7 +120,12 @@ def test_taps_rest_on_the_grid_and_stay_in_the_scope():
 
 def scope_of(places) -> Scope:
     """Of one layer with a scope of 5 x 9 and two taps, at rest at (1, 2) and (3, 6); places are (y, x)."""
-    return Scope("layer 1", (5, 9), np.array([[1.0, 2.0], [3.0, 6.0]]), np.array(places, float).reshape(-1, 2, 2, 1, 1))
+    return Scope(
+        "layer 1",
+        (5, 9),
+        np.array([[1.0, 2.0], [3.0, 6.0]]),
+        np.array(places, float).reshape(-1, 2, 2, 1, 1),
+    )
 
 
 def test_distances_on_paper():
@@ -124,7 +145,9 @@ def test_offsets_are_pairs_of_row_and_column_for_one_tap_after_the_other(spatial
     wanted = torch.arange(18) / 20 - 0.4
     for module in model.modules():
         if hasattr(module, "kernel_generator"):
-            module.kernel_generator.register_forward_hook(lambda module, args, out: give(wanted, out))
+            module.kernel_generator.register_forward_hook(
+                lambda module, args, out: give(wanted, out)
+            )
     scopes = read_scopes(model, images())
     assert len(scopes) == 6
     for scope in scopes:
@@ -142,7 +165,11 @@ def test_taps_are_drawn_in_their_position_of_the_image():
     """Two positions, one above the other, over an image of 20 x 10; the second tap of the lower one is in the last corner."""
     places = np.zeros((1, 2, 2, 2, 1))
     places[0, 1, :, 1, 0] = 4, 8
-    figure = taps_over_images({"a": np.zeros((20, 10))}, [scope_of([])._replace(places=places)], [scope_of([[[1, 2], [3, 6]]])])
+    figure = taps_over_images(
+        {"a": np.zeros((20, 10))},
+        [scope_of([])._replace(places=places)],
+        [scope_of([[[1, 2], [3, 6]]])],
+    )
     panel = figure.subfigs[0].axes[0]
     first, second = (drawn.get_offsets() for drawn in panel.collections)
     assert np.allclose(first, [[1.2, 1.2]] * 2)  # (x, y), 12 % into the upper half
@@ -161,8 +188,15 @@ def test_clouds_are_coloured_by_class_and_by_tenths_of_the_scale():
 def test_pictures():
     model = stir(awake(create(spatial="local_dk", scope=5)))
     scopes = read_scopes(model, images())
-    figure = taps_over_images({"a": np.zeros((32, 32)), "b": np.ones((32, 32))}, scopes[::5], scopes)
+    figure = taps_over_images(
+        {"a": np.zeros((32, 32)), "b": np.ones((32, 32))}, scopes[::5], scopes
+    )
     assert len(figure.subfigs[0].axes) == 4
     assert len(scope_row(scopes).axes) == 6
-    cloud = Cloud("offsets", np.random.default_rng(0).standard_normal((30, 2)), "by class", "by scale")
-    assert len(clouds([cloud], np.arange(30) % 10, np.linspace(0.4, 1, 30), list("abcdefghij")).axes) == 4
+    cloud = Cloud(
+        "offsets", np.random.default_rng(0).standard_normal((30, 2)), "by class", "by scale"
+    )
+    assert (
+        len(clouds([cloud], np.arange(30) % 10, np.linspace(0.4, 1, 30), list("abcdefghij")).axes)
+        == 4
+    )

@@ -7,7 +7,11 @@ from torch import nn
 
 import dkcls.models  # noqa: F401
 from dkcls.analysis.erf import effective_receptive_field, feature_map, input_gradients
-from dkcls.analysis.theoretical import nearest_position, position_centres, theoretical_receptive_field
+from dkcls.analysis.theoretical import (
+    nearest_position,
+    position_centres,
+    theoretical_receptive_field,
+)
 from tests.models.common import awake, create, stir
 
 
@@ -33,7 +37,10 @@ def test_the_field_is_the_norm_of_the_jacobian(nano, images):
 def test_random_projections_estimate_it(nano, images):
     exact = effective_receptive_field(nano, images[:1], channels=range(40))
     few, many = (effective_receptive_field(nano, images[:1], projections=n) for n in (4, 128))
-    errors = [((estimate.square() - exact.square()).norm() / exact.square().norm()).item() for estimate in (few, many)]
+    errors = [
+        ((estimate.square() - exact.square()).norm() / exact.square().norm()).item()
+        for estimate in (few, many)
+    ]
     assert errors[1] < errors[0]
     assert errors[1] < 2 * (2 / 128) ** 0.5
 
@@ -42,7 +49,8 @@ def test_images_and_positions_in_a_batch_are_those_alone(nano, images):
     positions = torch.tensor([[0, 1], [2, 2], [3, 0]])
     together = effective_receptive_field(nano, images, positions)
     alone = [
-        effective_receptive_field(nano, image[None], position)[0] for image, position in zip(images, positions, strict=True)
+        effective_receptive_field(nano, image[None], position)[0]
+        for image, position in zip(images, positions, strict=True)
     ]
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-3, atol=1e-4)
     middle = effective_receptive_field(nano, images)
@@ -51,7 +59,9 @@ def test_images_and_positions_in_a_batch_are_those_alone(nano, images):
 
 def test_a_position_is_row_and_column():
     """A single convolution of 3 x 3 looks at the pixels around its position."""
-    field = effective_receptive_field(nn.Conv2d(1, 2, 3, padding=1), torch.zeros(1, 1, 8, 12), (2, 9), channels=[0, 1])[0]
+    field = effective_receptive_field(
+        nn.Conv2d(1, 2, 3, padding=1), torch.zeros(1, 1, 8, 12), (2, 9), channels=[0, 1]
+    )[0]
     assert field.nonzero().tolist() == [[y, x] for y in (1, 2, 3) for x in (8, 9, 10)]
 
 
@@ -75,9 +85,15 @@ def test_the_network_is_left_as_it_was(nano, images):
     ("arguments", "message"),
     [
         ({"module": "blocks.9"}, r"no module 'blocks\.9'; its parts are conv_stem"),
-        ({"module": "classifier"}, r"output of classifier must be a feature map \[N, C, H, W\], got \[1, 10\]"),
+        (
+            {"module": "classifier"},
+            r"output of classifier must be a feature map \[N, C, H, W\], got \[1, 10\]",
+        ),
         ({"position": (4, 0)}, r"must lie in the feature map of 4 x 4, got"),
-        ({"position": torch.zeros(2, 2)}, r"position must be \(row, column\) or \[3, 2\], got \[2, 2\]"),
+        (
+            {"position": torch.zeros(2, 2)},
+            r"position must be \(row, column\) or \[3, 2\], got \[2, 2\]",
+        ),
         ({"channels": [40]}, r"channels must be numbers from 0 to 39, got \[40\]"),
         ({"channels": []}, r"channels must be numbers from 0 to 39, got \[\]"),
     ],
@@ -101,8 +117,23 @@ def square(size: int, first: int, last: int) -> torch.Tensor:
     ("model", "first", "last"),
     [
         (stack(*(nn.Conv2d(1, 1, 3, padding=1) for _ in range(3))), 7, 13),
-        (stack(nn.Conv2d(1, 4, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)), 7, 13),
-        (stack(nn.Conv2d(1, 2, 3, 2, 1), nn.BatchNorm2d(2), nn.ReLU6(), nn.Conv2d(2, 2, 3, padding=1)), 7, 13),
+        (
+            stack(
+                nn.Conv2d(1, 4, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)
+            ),
+            7,
+            13,
+        ),
+        (
+            stack(
+                nn.Conv2d(1, 2, 3, 2, 1),
+                nn.BatchNorm2d(2),
+                nn.ReLU6(),
+                nn.Conv2d(2, 2, 3, padding=1),
+            ),
+            7,
+            13,
+        ),
         (stack(nn.MaxPool2d(3, 2, 1), nn.Conv2d(1, 2, 1)), 9, 11),
     ],
     ids=["three layers", "dilated", "strided", "pooled"],
@@ -141,8 +172,16 @@ def test_the_effective_field_lies_in_the_theoretical_one():
     ("model", "size", "rows"),
     [
         (create(in_chans=1), (1, 32, 40), [0, 8, 16, 24]),
-        (stack(nn.Conv2d(1, 1, 5), nn.Conv2d(1, 1, 4, 4)), (1, 24, 32), [3.5, 7.5, 11.5, 15.5, 19.5]),
-        (timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64), (3, 64, 64), [7.5, 23.5, 39.5, 55.5]),
+        (
+            stack(nn.Conv2d(1, 1, 5), nn.Conv2d(1, 1, 4, 4)),
+            (1, 24, 32),
+            [3.5, 7.5, 11.5, 15.5, 19.5],
+        ),
+        (
+            timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64),
+            (3, 64, 64),
+            [7.5, 23.5, 39.5, 55.5],
+        ),
     ],
     ids=["padded", "not padded", "one size only"],
 )

@@ -36,18 +36,35 @@ class Step:
         """W at k + dk, bilinear, within the scope; the taps at rest are one apart in its middle."""
         side = self.weight.shape[-1]
         moved = self._offset(self.kernel_offset, tap, j)
-        at = [min(max((side - 1) / 2 + k + d, 0.0), side - 1.0) for k, d in zip(tap, moved, strict=True)]
-        return sum(self.weight[channel, y, x].item() * share for (y, x), share in bilinear(*at) if y < side and x < side)
+        at = [
+            min(max((side - 1) / 2 + k + d, 0.0), side - 1.0)
+            for k, d in zip(tap, moved, strict=True)
+        ]
+        return sum(
+            self.weight[channel, y, x].item() * share
+            for (y, x), share in bilinear(*at)
+            if y < side and x < side
+        )
 
-    def pixels(self, tap: tuple[int, int], j: tuple[int, int]) -> Iterator[tuple[tuple[int, int], float]]:
+    def pixels(
+        self, tap: tuple[int, int], j: tuple[int, int]
+    ) -> Iterator[tuple[tuple[int, int], float]]:
         """I at j + k + dj, bilinear, zero outside."""
         moved = self._offset(self.image_offset, tap, j)
         at = [self.stride * p + k + d for p, k, d in zip(j, tap, moved, strict=True)]
-        return (((y, x), share) for (y, x), share in bilinear(*at) if share and 0 <= y < self.size[0] and 0 <= x < self.size[1])
+        return (
+            ((y, x), share)
+            for (y, x), share in bilinear(*at)
+            if share and 0 <= y < self.size[0] and 0 <= x < self.size[1]
+        )
 
     @staticmethod
     def _offset(offset: Tensor | None, tap: tuple[int, int], j: tuple[int, int]) -> list[float]:
-        return [0.0, 0.0] if offset is None else offset[3 * (tap[0] + 1) + tap[1] + 1, :, j[0], j[1]].tolist()
+        return (
+            [0.0, 0.0]
+            if offset is None
+            else offset[3 * (tap[0] + 1) + tap[1] + 1, :, j[0], j[1]].tolist()
+        )
 
 
 TAPS = list(itertools.product((-1, 0, 1), repeat=2))
@@ -60,7 +77,9 @@ def bilinear(y: float, x: float) -> list[tuple[tuple[int, int], float]]:
     return [((top + dy, left + dx), share) for dy, dx, share in corners]
 
 
-def walk(steps: list[Step], channel: int, j: tuple[int, int], product: float = 1.0) -> Iterator[tuple[tuple[int, int], float]]:
+def walk(
+    steps: list[Step], channel: int, j: tuple[int, int], product: float = 1.0
+) -> Iterator[tuple[tuple[int, int], float]]:
     """Every path (k_n, ..., k_1) from position j down to a pixel, with the product of its weights."""
     if not steps:
         yield j, product
@@ -89,12 +108,16 @@ def sum_over_paths(steps: list[Step], j: tuple[int, int]) -> Tensor:
 def layer(name: str, stride: int = 1, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     options = {"scope": 4 + seed % 2} if "dk" in name or name == "static" else {}
-    built = layer_class(name)(CHANNELS, CHANNELS, 3, stride, 1, 1, CHANNELS, False, **options, dtype=torch.float64)
+    built = layer_class(name)(
+        CHANNELS, CHANNELS, 3, stride, 1, 1, CHANNELS, False, **options, dtype=torch.float64
+    )
     return stir(built, 0.7)
 
 
 def image() -> Tensor:
-    return torch.randn(1, CHANNELS, *SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        1, CHANNELS, *SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def steps_of(network: nn.Sequential, x: Tensor) -> list[Step]:
@@ -110,8 +133,13 @@ def steps_of(network: nn.Sequential, x: Tensor) -> list[Step]:
         record, places = records.get(name), (9, 2, *x.shape[2:])
         offsets = [getattr(record, f"{kind}_offset", None) for kind in ("kernel", "image")]
         # One offset for the whole image holds at each of its positions.
-        filled = [None if o is None else o[0].reshape(9, 2, *o.shape[2:] or (1, 1)).expand(places) for o in offsets]
-        steps.append(Step(module.weight.detach()[:, 0], module.stride[0], *filled, tuple(before.shape[2:])))
+        filled = [
+            None if o is None else o[0].reshape(9, 2, *o.shape[2:] or (1, 1)).expand(places)
+            for o in offsets
+        ]
+        steps.append(
+            Step(module.weight.detach()[:, 0], module.stride[0], *filled, tuple(before.shape[2:]))
+        )
     return steps
 
 
@@ -139,7 +167,9 @@ NETWORKS = {
 def test_the_field_is_the_sum_over_sampled_kernel_paths(names, gated):
     """eq:erf-grad, eq:erf-grad-dk, eq:erf-grad-dc, eq:dkdc2d; with ReLUs, paths count where every unit on them is open."""
     layers = [layer(name, stride=2 if i == 1 else 1, seed=i) for i, name in enumerate(names)]
-    network = nn.Sequential(layers[0], *(m for each in layers[1:] for m in ([nn.ReLU(), each] if gated else [each])))
+    network = nn.Sequential(
+        layers[0], *(m for each in layers[1:] for m in ([nn.ReLU(), each] if gated else [each]))
+    )
     x, j = image(), (2, 2)
     steps = steps_of(network, x)
     expected = sum_over_paths(steps, j)
@@ -161,7 +191,9 @@ def test_offsets_are_constants_in_the_derivative():
     assert not any(module._forward_hooks for module in network.modules())
 
 
-def single_tap(network: nn.Sequential, m: int, tap: tuple[int, int], value: Tensor) -> nn.Sequential:
+def single_tap(
+    network: nn.Sequential, m: int, tap: tuple[int, int], value: Tensor
+) -> nn.Sequential:
     """The network with layer m's kernel replaced by one value per channel at one tap."""
     kernel = torch.zeros(CHANNELS, 1, 3, 3, dtype=torch.float64)
     kernel[:, 0, tap[0] + 1, tap[1] + 1] = value
@@ -175,7 +207,10 @@ def test_a_kernel_is_the_sum_of_its_taps(m):
     """eq:erf-grad-reformulate: R(i; j) = sum over k_m of R(i; j + k_m, k_m)."""
     network, x, j = nn.Sequential(*(layer("rigid", seed=i) for i in range(3))), image(), (4, 4)
     weight = network[m].weight.detach()[:, 0]
-    parts = [autograd_field(single_tap(network, m, tap, weight[:, tap[0] + 1, tap[1] + 1]), x, j) for tap in TAPS]
+    parts = [
+        autograd_field(single_tap(network, m, tap, weight[:, tap[0] + 1, tap[1] + 1]), x, j)
+        for tap in TAPS
+    ]
     torch.testing.assert_close(sum(parts), autograd_field(network, x, j), **EXACT)
 
 
@@ -183,13 +218,22 @@ def test_a_kernel_is_the_sum_of_its_taps(m):
 def test_sampling_the_kernel_samples_the_field(name, m):
     """eq:erf-grad-dk: R_DK(i; j) = sum over k_m of R(i; j + k_m, k_m + dk_m), and R at a place between the scope's entries is
     the bilinear mix of R at these. A local offset belongs to one position: there m is the last layer, whose position is j."""
-    network, x, j = nn.Sequential(*(layer(name if i == m else "rigid", seed=i) for i in range(3))), image(), (4, 4)
+    network, x, j = (
+        nn.Sequential(*(layer(name if i == m else "rigid", seed=i) for i in range(3))),
+        image(),
+        (4, 4),
+    )
     step = steps_of(network, x)[m]
     side, total = step.weight.shape[-1], torch.zeros(CHANNELS, *SIZE, dtype=torch.float64)
     for tap in TAPS:
         moved = step._offset(step.kernel_offset, tap, j)
-        at = [min(max((side - 1) / 2 + k + d, 0.0), side - 1.0) for k, d in zip(tap, moved, strict=True)]
+        at = [
+            min(max((side - 1) / 2 + k + d, 0.0), side - 1.0)
+            for k, d in zip(tap, moved, strict=True)
+        ]
         for (y, x_), share in bilinear(*at):
             if share:
-                total += share * autograd_field(single_tap(network, m, tap, step.weight[:, y, x_]), x, j)
+                total += share * autograd_field(
+                    single_tap(network, m, tap, step.weight[:, y, x_]), x, j
+                )
     torch.testing.assert_close(total, autograd_field(network, x, j), **EXACT)

@@ -16,8 +16,12 @@ def blob(sigma_y: float, sigma_x: float, angle: float = 0.0) -> torch.Tensor:
 
 def test_radius_and_centre():
     fields = torch.stack([blob(3, 3), 7 * blob(6, 6)])  # the size of the values does not matter
-    torch.testing.assert_close(measures.radius(fields), torch.tensor([3.0, 6.0]) * 2**0.5, rtol=1e-3, atol=0)
-    torch.testing.assert_close(measures.centre(fields), torch.tensor([[28.0, 41.0]] * 2), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        measures.radius(fields), torch.tensor([3.0, 6.0]) * 2**0.5, rtol=1e-3, atol=0
+    )
+    torch.testing.assert_close(
+        measures.centre(fields), torch.tensor([[28.0, 41.0]] * 2), rtol=1e-3, atol=0
+    )
 
 
 @pytest.mark.parametrize("angle", [0.0, 0.5, 2.0])
@@ -28,7 +32,9 @@ def test_anisotropy_does_not_depend_on_direction(angle):
 
 def test_area_above_a_threshold():
     field = blob(5, 5)
-    expected = 2 * torch.pi * 25 * torch.log(torch.tensor(1 / 0.05))  # of the disk where a Gaussian is above 5 %
+    expected = (
+        2 * torch.pi * 25 * torch.log(torch.tensor(1 / 0.05))
+    )  # of the disk where a Gaussian is above 5 %
     assert measures.area(field).item() == pytest.approx(expected.item(), rel=0.03)
     assert measures.area(field, threshold=1.0) == 1
 
@@ -37,9 +43,13 @@ def test_measures_of_a_batch_are_those_of_each_map():
     fields = torch.stack([blob(3, 6), 0.001 * blob(6, 3), 50 * blob(4, 5, 0.5)])
     mask = blob(5, 5) > 0.5
     for measure in (measures.centre, measures.radius, measures.area, measures.anisotropy):
-        torch.testing.assert_close(measure(fields), torch.stack([measure(field) for field in fields]))
+        torch.testing.assert_close(
+            measure(fields), torch.stack([measure(field) for field in fields])
+        )
     for measure in (measures.share_inside, measures.overlap):
-        torch.testing.assert_close(measure(fields, mask), torch.stack([measure(field, mask) for field in fields]))
+        torch.testing.assert_close(
+            measure(fields, mask), torch.stack([measure(field, mask) for field in fields])
+        )
 
 
 def test_overlap_with_a_mask():

@@ -44,4 +44,8 @@ def test_tables():
         "| a | 70.12 ± 0.50 | 12,345 |",
         "| b | 1.00 |  |",
     ]
-    assert csv_table(rows).splitlines() == ["network,top1,top1_std,parameters", "a,70.125,0.5,12345", "b,1.0,,"]
+    assert csv_table(rows).splitlines() == [
+        "network,top1,top1_std,parameters",
+        "a,70.125,0.5,12345",
+        "b,1.0,,",
+    ]

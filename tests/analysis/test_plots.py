@@ -29,8 +29,12 @@ def drawn(monkeypatch) -> list[Figure]:
     """The figures that are saved, which take long to draw, instead of their files."""
     figures: list[Figure] = []
     monkeypatch.setattr("dkcls.analysis.plots.save", lambda figure, picture: figures.append(figure))
-    monkeypatch.setattr("dkcls.analysis.detections.save", lambda figure, picture: figures.append(figure))
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *arguments, **options: figures.append(figure))
+    monkeypatch.setattr(
+        "dkcls.analysis.detections.save", lambda figure, picture: figures.append(figure)
+    )
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *arguments, **options: figures.append(figure)
+    )
     return figures
 
 
@@ -39,7 +43,11 @@ def points(line) -> list[tuple[float, float]]:
 
 
 def labelled(axes) -> dict[str, list[tuple[float, float]]]:
-    return {line.get_label(): points(line) for line in axes.lines if not line.get_label().startswith("_")}
+    return {
+        line.get_label(): points(line)
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    }
 
 
 def write_metrics(path, *lines):
@@ -50,7 +58,10 @@ def write_metrics(path, *lines):
 @pytest.mark.parametrize(("metric", "label"), [("map", "AP, %"), ("top1", "top-1, %")])
 def test_curves_of_classifiers_and_detectors(drawn, tmp_path, metric, label):
     train = [{"kind": "train", "step": s, "loss": 4.0 / s, "lr_weights": 0.1 * s} for s in (1, 2)]
-    val = [{"kind": "val", "step": s, "loss": 5.0 / s, "lr_weights": 9.0, metric: 10.0 * s} for s in (1, 2)]
+    val = [
+        {"kind": "val", "step": s, "loss": 5.0 / s, "lr_weights": 9.0, metric: 10.0 * s}
+        for s in (1, 2)
+    ]
     plot_curves(write_metrics(tmp_path / "metrics.jsonl", *train, *val), tmp_path / "curves.png")
     loss, accuracy, rate = drawn[0].axes
     assert labelled(loss) == {"training": [(1, 4), (2, 2)], "validation": [(1, 5), (2, 2.5)]}
@@ -70,7 +81,11 @@ def test_boxes_of_at_least_the_threshold_are_drawn_where_they_are(drawn):
     shown = Shown(torch.zeros(1, 16, 16, dtype=torch.uint8), target, found)
     draw_detections({"a": [shown]}, ["cat", "dog"], "none.png", threshold=0.25)
     axes = drawn[0].axes[0]
-    drawn_boxes = [(*p.get_xy(), p.get_width(), p.get_height()) for p in axes.patches if isinstance(p, Rectangle)]
+    drawn_boxes = [
+        (*p.get_xy(), p.get_width(), p.get_height())
+        for p in axes.patches
+        if isinstance(p, Rectangle)
+    ]
     # The middle of the first pixel is at 0 in a picture, and at 0.5 in a box.
     assert drawn_boxes == [(0.5, 1.5, 10, 5), (1.5, 2.5, 10, 6), (-0.5, -0.5, 5, 5)]
     assert [p.get_linestyle() for p in axes.patches] == ["--", "solid", "solid"]
@@ -91,7 +106,9 @@ def test_bars_of_a_sweep_are_standard_deviations(drawn):
     (bars,) = axes.containers
     assert points(bars.lines[0]) == [(3, 1), (4, 5)]
     segments = bars.lines[2][0].get_segments()
-    assert [float(upper[1] - lower[1]) / 2 for lower, upper in segments] == pytest.approx([0, 13**0.5])
+    assert [float(upper[1] - lower[1]) / 2 for lower, upper in segments] == pytest.approx(
+        [0, 13**0.5]
+    )
     assert labelled(axes)["b"] == [(0, 7), (1, 7)]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["3", "4"]
 
@@ -101,7 +118,9 @@ def test_gains_are_over_the_first_network_with_the_same_seed(drawn):
         "rigid": {0: [1.0, 2.0], 1: [3.0, 4.0]},
         "dk": {1: [4.0, 8.0], 0: [3.0, 2.0], 5: [90.0, 90.0]},
     }
-    plot_factors(np.array([1.0, 4.0, 16.0]), curves, (1.0, 2.0), "none.png", xlabel="scale", logarithmic=True)
+    plot_factors(
+        np.array([1.0, 4.0, 16.0]), curves, (1.0, 2.0), "none.png", xlabel="scale", logarithmic=True
+    )
     left, right = drawn[0].axes
     assert labelled(left) == {
         "rigid": [(2, 2), (8, 3)],
@@ -114,10 +133,14 @@ def test_gains_are_over_the_first_network_with_the_same_seed(drawn):
 
 
 def test_gains_of_networks_are_coloured_and_those_of_controls_grey(drawn):
-    plot_gains({"dk": [1.0, 2.0, 3.0], "control": [0.5]}, "none.png", xlabel="points", controls=["control"])
+    plot_gains(
+        {"dk": [1.0, 2.0, 3.0], "control": [0.5]}, "none.png", xlabel="points", controls=["control"]
+    )
     axes = drawn[0].axes[0]
     dots, interval, mean, control_dots, control_mean, zero = axes.lines
-    half = 4.302652729911275 / 3**0.5  # Student's t at 0.975 with 2 degrees of freedom, times the standard error
+    half = (
+        4.302652729911275 / 3**0.5
+    )  # Student's t at 0.975 with 2 degrees of freedom, times the standard error
     assert interval.get_xdata() == pytest.approx([2 - half, 2 + half])
     assert points(mean) == [(2, 0)]
     assert {line.get_color() for line in (dots, interval, mean)} == {COLOURS[1]}
@@ -204,7 +227,9 @@ def test_a_report_looks_into_networks_with_images_as_they_take_them(drawn, subje
     index = np.flatnonzero(dataset.targets == dataset.class_names.index("Ankle boot"))[:1]
     factors = Factors(*(np.array([value]) for value in (1.05, 20.0, 0.5, 0.5)))
     images, masks = dataset.render(index, factors)
-    field = effective_receptive_field(subject.model, (images / 255 - 0.15) / 0.25, (2, 2), projections=32)[0]
+    field = effective_receptive_field(
+        subject.model, (images / 255 - 0.15) / 0.25, (2, 2), projections=32
+    )[0]
     inside = 100 * measures.share_inside(field, masks[0])
     assert f"local: radius {measures.radius(field):.1f}, {inside:.0f} % inside" in content
 

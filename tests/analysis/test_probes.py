@@ -20,7 +20,10 @@ def test_with_its_own_factors_an_object_is_rendered_as_it_is_loaded(clutter):
     images, masks = dataset.render(indices, dataset.factors(indices))
     assert torch.equal(images, dataset.load(indices).batch.images)
     assert masks.shape == (20, 32, 32)
-    bright = [image[0][mask].float().mean() > image[0][~mask].float().mean() for image, mask in zip(images, masks, strict=True)]
+    bright = [
+        image[0][mask].float().mean() > image[0][~mask].float().mean()
+        for image, mask in zip(images, masks, strict=True)
+    ]
     assert all(bright)
 
 
@@ -46,8 +49,13 @@ def test_objects_stand_at_x_and_y():
 def test_a_turned_object_turned_back_is_the_object():
     indices = first_of_classes(CLEAN, [9, 8])
     point = (16.0, 16.0)
-    still, turned = (place(Look(point, (2, 2)), CLEAN, indices, 0.6, angle).images[:, 0].float() for angle in (45.0, -45.0))
-    torch.testing.assert_close(turned_back(turned, point, 1), turned_back(still, point, 0), rtol=0, atol=1)
+    still, turned = (
+        place(Look(point, (2, 2)), CLEAN, indices, 0.6, angle).images[:, 0].float()
+        for angle in (45.0, -45.0)
+    )
+    torch.testing.assert_close(
+        turned_back(turned, point, 1), turned_back(still, point, 0), rtol=0, atol=1
+    )
     assert (turned_back(turned, point, -1) - turned_back(still, point, 0)).abs().mean() > 5
 
 
@@ -55,7 +63,10 @@ def test_fields_of_a_probe():
     model = stir(awake(create(spatial="local_dk")))
     probe = place(Look((16.0, 16.0), (2, 2)), CLEAN, np.arange(2), np.array([0.4, 1.0]))
     exact = effective_receptive_field(
-        model, Normalize(CLEAN.mean, CLEAN.std)(probe.images), probe.look.position, channels=range(40)
+        model,
+        Normalize(CLEAN.mean, CLEAN.std)(probe.images),
+        probe.look.position,
+        channels=range(40),
     )
     torch.testing.assert_close(probe_fields(model, CLEAN, probe), exact)
     assert probe_fields(model, CLEAN, probe, projections=4).shape == exact.shape

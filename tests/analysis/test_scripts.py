@@ -27,27 +27,50 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.slow
 def test_all_figures(monkeypatch, tmp_path, capsys, checkpoints):
     given = f"checkpoint=[{','.join(map(str, checkpoints.values()))}]"
-    assert run_here(monkeypatch, tmp_path, given, "output=figures", "images=16", script="scripts/plot_figures.py") == 0
+    assert (
+        run_here(
+            monkeypatch,
+            tmp_path,
+            given,
+            "output=figures",
+            "images=16",
+            script="scripts/plot_figures.py",
+        )
+        == 0
+    )
     pictures = {path.name: Image.open(path) for path in (tmp_path / "figures").iterdir()}
-    assert sorted(pictures) == ["deformations.png", "dynamics.png", "radius.png", "sizes.png", "taps.png"]
+    assert sorted(pictures) == [
+        "deformations.png",
+        "dynamics.png",
+        "radius.png",
+        "sizes.png",
+        "taps.png",
+    ]
     for picture in pictures.values():
         assert np.array(picture.convert("L")).std() > 5
     printed = capsys.readouterr().out
-    assert printed.count("| local DK |") == 3 + 1 + 2 + 6  # rows of sizes, deformations, radius and dynamics
+    assert (
+        printed.count("| local DK |") == 3 + 1 + 2 + 6
+    )  # rows of sizes, deformations, radius and dynamics
     assert "nan" not in printed
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["figure=radii"], "figure must be all, sizes, deformations, taps, radius, dynamics, got 'radii'"),
+        (
+            ["figure=radii"],
+            "figure must be all, sizes, deformations, taps, radius, dynamics, got 'radii'",
+        ),
         (["checkpoint=[RIGID,RIGID]"], "are both rigid; give one of them"),
         (["checkpoint=[]"], "must name one checkpoint at least"),
         (["checkpoint=[RIGID]", "figure=taps"], "needs a checkpoint with local deformable kernels"),
         (["checkpoint=[none.pt]"], "none.pt"),
     ],
 )
-def test_figures_that_cannot_be_drawn(monkeypatch, tmp_path, capsys, checkpoints, arguments, message):
+def test_figures_that_cannot_be_drawn(
+    monkeypatch, tmp_path, capsys, checkpoints, arguments, message
+):
     given = [argument.replace("RIGID", str(checkpoints["rigid"])) for argument in arguments]
     given += [] if "checkpoint" in arguments[0] else [f"checkpoint=[{checkpoints['rigid']}]"]
     assert run_here(monkeypatch, tmp_path, *given, script="scripts/plot_figures.py") == 1
@@ -57,12 +80,19 @@ def test_figures_that_cannot_be_drawn(monkeypatch, tmp_path, capsys, checkpoints
 
 @pytest.fixture
 def photo(tmp_path) -> Path:
-    Image.fromarray(np.random.default_rng(0).integers(256, size=(60, 90, 3), dtype=np.uint8)).save(tmp_path / "photo.png")
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(60, 90, 3), dtype=np.uint8)).save(
+        tmp_path / "photo.png"
+    )
     return tmp_path / "photo.png"
 
 
 def test_the_field_over_an_own_image(monkeypatch, tmp_path, capsys, checkpoints, photo):
-    arguments = f"checkpoint={checkpoints['local_dk']}", f"image={photo}", "point=[45,10]", "projections=4"
+    arguments = (
+        f"checkpoint={checkpoints['local_dk']}",
+        f"image={photo}",
+        "point=[45,10]",
+        "projections=4",
+    )
     assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/plot_erf.py") == 0
     # 60 x 90 pixels become 32 x 48; (45, 10) becomes (23.8, 5.1), and positions look at 0, 8, 16, ...
     assert "position (1, 3) looks at (24, 8) of 48 x 32 pixels" in capsys.readouterr().out
@@ -70,7 +100,13 @@ def test_the_field_over_an_own_image(monkeypatch, tmp_path, capsys, checkpoints,
 
 
 def test_the_field_of_a_network_of_timms(monkeypatch, tmp_path, capsys, photo):
-    arguments = "model=resnet18", f"image={photo}", "module=layer1", "projections=1", "output=r18.png"
+    arguments = (
+        "model=resnet18",
+        f"image={photo}",
+        "module=layer1",
+        "projections=1",
+        "output=r18.png",
+    )
     assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/plot_erf.py") == 0
     assert "of 336 x 224 pixels" in capsys.readouterr().out
     assert (tmp_path / "r18.png").is_file()
@@ -81,27 +117,49 @@ def test_the_field_of_a_network_of_timms(monkeypatch, tmp_path, capsys, photo):
     [
         ([], "either checkpoint=FILE or model=NAME is needed"),
         (["model=resnt18"], "near it: resnet18"),
-        (["checkpoint=LOCAL", "point=[100,1]"], "point must be [x,y] inside the image of 90 x 60, got [100.0, 1.0]"),
+        (
+            ["checkpoint=LOCAL", "point=[100,1]"],
+            "point must be [x,y] inside the image of 90 x 60, got [100.0, 1.0]",
+        ),
         (["checkpoint=LOCAL", "module=blocks.7"], "the network has no module 'blocks.7'"),
         (["checkpoint=LOCAL", "image=LOCAL"], "is not an image that can be read"),
         (["checkpoint=LOCAL", "image=none.png"], "No such file"),
         (["model=vit_tiny_patch16_224"], "the network does not take images of 336 x 224"),
     ],
 )
-def test_fields_that_cannot_be_drawn(monkeypatch, tmp_path, capsys, checkpoints, photo, arguments, message):
-    given = [f"image={photo}", *(argument.replace("LOCAL", str(checkpoints["local_dk"])) for argument in arguments)]
+def test_fields_that_cannot_be_drawn(
+    monkeypatch, tmp_path, capsys, checkpoints, photo, arguments, message
+):
+    given = [
+        f"image={photo}",
+        *(argument.replace("LOCAL", str(checkpoints["local_dk"])) for argument in arguments),
+    ]
     assert run_here(monkeypatch, tmp_path, *given, script="scripts/plot_erf.py") == 1
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [photo]
 
 
-def write_run(folder: Path, top1: float, data: DataConfig | None = None, seed: int = 0, **model) -> Path:
+def write_run(
+    folder: Path, top1: float, data: DataConfig | None = None, seed: int = 0, **model
+) -> Path:
     """As train.py leaves it."""
     write_checkpoint(folder / "best.pt", data, **model)
     model = ModelConfig(name="mobilenetv2_nano", **model)
-    config = Config(name=folder.name, seed=seed, model=model, data=data or DataConfig(name="deformed_fashion", workers=0))
+    config = Config(
+        name=folder.name,
+        seed=seed,
+        model=model,
+        data=data or DataConfig(name="deformed_fashion", workers=0),
+    )
     (folder / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
-    result = {"top1": top1, "top5": 97.0, "loss": 1.2, "name": folder.name, "parameters": 100_000, "seconds": 66.0}
+    result = {
+        "top1": top1,
+        "top5": 97.0,
+        "loss": 1.2,
+        "name": folder.name,
+        "parameters": 100_000,
+        "seconds": 66.0,
+    }
     (folder / "result.json").write_text(json.dumps(result))
     lines = [{"kind": "train", "step": step, "epoch": 0, "loss": 2 / step} for step in (1, 2, 3)]
     lines.append({"kind": "val", "step": 3, "epoch": 1, "loss": 1.2, "top1": top1})
@@ -114,7 +172,9 @@ def sweep(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
     write_run(folder / "rigid", 60.0, spatial="rigid")
     for scope, seed, top1 in [(3, 0, 61.0), (3, 1, 62.0), (4, 0, 64.0), (4, 1, 63.0)]:
-        write_run(folder / f"local-{scope}-{seed}", top1, seed=seed, spatial="local_dk", scope=scope)
+        write_run(
+            folder / f"local-{scope}-{seed}", top1, seed=seed, spatial="local_dk", scope=scope
+        )
     return folder
 
 
@@ -141,9 +201,14 @@ def test_what_the_report_says(report):
     assert "https://" not in report
 
 
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium to show the page (Debian: apt-get install chromium)")
+@pytest.mark.skipif(
+    browser.CHROMIUM is None,
+    reason="there is no Chromium to show the page (Debian: apt-get install chromium)",
+)
 @pytest.mark.parametrize("width", [1400, 400])
-@pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    "flags", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"]
+)
 def test_the_report_in_a_browser(report, tmp_path, width, flags):
     found = browser.visit(report, width, tmp_path, *flags)
     assert found["console"] == []
@@ -154,7 +219,10 @@ def test_the_report_in_a_browser(report, tmp_path, width, flags):
     assert found["dark"] == bool(flags)
 
 
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium to show the page (Debian: apt-get install chromium)")
+@pytest.mark.skipif(
+    browser.CHROMIUM is None,
+    reason="there is no Chromium to show the page (Debian: apt-get install chromium)",
+)
 def test_a_page_that_is_wrong_is_noticed(tmp_path):
     page = '<p style="width: 900px">wide</p><img src="data:image/png;base64,AAAA" alt="bad"><script>undefinedName()</script>'
     found = browser.visit(page, 400, tmp_path)
@@ -166,7 +234,10 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path):
 def test_the_report_of_one_run_on_other_data(monkeypatch, tmp_path):
     data = DataConfig(name="synthetic", image_size=32, length=8, num_classes=10, workers=0)
     write_run(tmp_path / "one", 10.0, data, spatial="global_dk")
-    assert run_here(monkeypatch, tmp_path, "run=one", "output=page.html", script="scripts/report.py") == 0
+    assert (
+        run_here(monkeypatch, tmp_path, "run=one", "output=page.html", script="scripts/report.py")
+        == 0
+    )
     page = (tmp_path / "page.html").read_text()
     assert "Training report: one" in page
     assert "Validation image 3" in page
@@ -183,7 +254,10 @@ def test_an_operator_without_a_label_is_shown_under_its_name(monkeypatch, tmp_pa
     monkeypatch.setattr(variants, "SPATIAL", tuple(LAYERS))
     write_run(tmp_path / "runs" / "rigid", 60.0, spatial="rigid")
     damped = write_run(tmp_path / "runs" / "damped", 61.0, spatial="damped_dk")
-    assert run_here(monkeypatch, tmp_path, "run=runs", "output=page.html", script="scripts/report.py") == 0
+    assert (
+        run_here(monkeypatch, tmp_path, "run=runs", "output=page.html", script="scripts/report.py")
+        == 0
+    )
     page = (tmp_path / "page.html").read_text()
     assert "With the best setting, damped_dk, 61.0 % of the validation images" in page
     assert "taps in the scopes of damped_dk" in page
@@ -197,7 +271,10 @@ def test_a_report_without_networks_says_why(monkeypatch, tmp_path):
     run = write_run(tmp_path / "one", 10.0)
     (run / "best.pt").unlink()
     assert run_here(monkeypatch, tmp_path, "run=one", script="scripts/report.py") == 0
-    assert "They could not be looked into: there is no file one/best.pt" in (run / "report.html").read_text()
+    assert (
+        "They could not be looked into: there is no file one/best.pt"
+        in (run / "report.html").read_text()
+    )
 
 
 def test_no_run(monkeypatch, tmp_path, capsys):

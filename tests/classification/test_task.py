@@ -43,7 +43,9 @@ def test_the_loss_is_the_cross_entropy_with_smoothed_targets(smoothing):
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     wanted = np.full((2, 3), smoothing / 3)
     wanted[[0, 1], [0, 1]] += 1 - smoothing
-    loss, counts = task_of(label_smoothing=smoothing).loss(Says(torch.tensor(logits)), black([0, 1]))
+    loss, counts = task_of(label_smoothing=smoothing).loss(
+        Says(torch.tensor(logits)), black([0, 1])
+    )
     expected = -(wanted * np.log(shares)).sum(1)
     assert loss.item() == pytest.approx(expected.mean(), rel=1e-5)
     # Two images, the sum of their losses, one right, and both among the three that are there.
@@ -63,7 +65,9 @@ def test_mixup_mixes_pixels_and_cutmix_cuts_them(mixup, cutmix):
     images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).repeat(1, 1, 16, 16)
     logits = torch.log(torch.tensor([[0.7, 0.3], [0.7, 0.3]]))
     model = Says(logits)
-    loss, _ = task_of(2, mixup=mixup, cutmix=cutmix, label_smoothing=0.2).loss(model, batch_of(images, [0, 1]))
+    loss, _ = task_of(2, mixup=mixup, cutmix=cutmix, label_smoothing=0.2).loss(
+        model, batch_of(images, [0, 1])
+    )
     values = model.seen[0].unique()
     white = model.seen[0].mean().item()
     assert 0.05 < white < 0.95

@@ -7,7 +7,17 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from dkcls.config import FREE, Config, ScheduleConfig, TrainConfig, changed_keys, flat, register, run_name, to_config
+from dkcls.config import (
+    FREE,
+    Config,
+    ScheduleConfig,
+    TrainConfig,
+    changed_keys,
+    flat,
+    register,
+    run_name,
+    to_config,
+)
 from dkcls.models import PAPER
 from dkcls.models.paper import PAPER_DETECTION
 from tests.engine.common import ROOT, run_here
@@ -23,8 +33,16 @@ def config_of(*overrides: str) -> Config:
 
 
 def test_there_is_one_for_each_row_of_the_paper():
-    classifiers, detectors = {row.name for row in PAPER}, {f"det_{row.name}" for row in PAPER_DETECTION}
-    assert set(EXPERIMENTS) == classifiers | detectors | {"quickstart", "finetune", "reproduce", "det_quickstart"}
+    classifiers, detectors = (
+        {row.name for row in PAPER},
+        {f"det_{row.name}" for row in PAPER_DETECTION},
+    )
+    assert set(EXPERIMENTS) == classifiers | detectors | {
+        "quickstart",
+        "finetune",
+        "reproduce",
+        "det_quickstart",
+    }
 
 
 @pytest.mark.parametrize("row", PAPER, ids=lambda row: row.name)
@@ -34,14 +52,26 @@ def test_an_experiment_is_its_row(row):
     assert config.model.arguments() == row.arguments
     if row.arguments:
         assert config.optim.generator_lr == row.generator_lr_multiplier
-    assert (config.schedule.epochs, config.schedule.warmup_epochs, config.train.batch_size) == (90, 5, 256)
-    assert (config.learning_rate, config.optim.momentum, config.optim.weight_decay) == (0.1, 0.9, 4e-5)
+    assert (config.schedule.epochs, config.schedule.warmup_epochs, config.train.batch_size) == (
+        90,
+        5,
+        256,
+    )
+    assert (config.learning_rate, config.optim.momentum, config.optim.weight_decay) == (
+        0.1,
+        0.9,
+        4e-5,
+    )
     assert config.train.precision == "auto"
 
 
 @pytest.mark.parametrize(
     "choice",
-    sorted(f"{path.parent.name}={path.stem}" for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "experiment"),
+    sorted(
+        f"{path.parent.name}={path.stem}"
+        for path in CONFIGS.glob("*/*.yaml")
+        if path.parent.name != "experiment"
+    ),
 )
 def test_every_file_of_every_group_composes(choice):
     assert config_of(choice)
@@ -63,10 +93,17 @@ def test_quickstart_is_trained_when_nothing_else_is_asked_for(words, monkeypatch
     assert expected["model.depthwise_gain"] == 0.03
 
 
-@pytest.mark.parametrize("ask", ["experiment", "model", "model.name", "model.pretrained", "data", "data.name", "task"])
+@pytest.mark.parametrize(
+    "ask", ["experiment", "model", "model.name", "model.pretrained", "data", "data.name", "task"]
+)
 def test_quickstart_leaks_into_nothing_else(ask, monkeypatch, tmp_path, capsys):
     """With any one of these keys the rest is ImageNet's recipe and the networks' own defaults."""
-    value = {"experiment": "resnet50_dw", "model": "resnet50_dw", "data": "imagenet", "task": "classification"}.get(ask, "x")
+    value = {
+        "experiment": "resnet50_dw",
+        "model": "resnet50_dw",
+        "data": "imagenet",
+        "task": "classification",
+    }.get(ask, "x")
     got, said = composed_by_train(monkeypatch, tmp_path, capsys, f"{ask}={value}")
     plain, quick = Config().to_dict(), dict(flat(config_of("experiment=quickstart").to_dict()))
     own = {"model": {"model.name"}, "data": {"data.name", "data.image_size"}}
@@ -95,12 +132,20 @@ def test_what_is_missing_is_asked_for(words, sentence, monkeypatch, tmp_path, ca
 
 
 def test_an_override_of_the_scope_means_what_it_says():
-    assert config_of("experiment=resnet50_dw_local4", "model.scope=9").model.arguments() == {"spatial": "local_dk", "scope": 9}
+    assert config_of("experiment=resnet50_dw_local4", "model.scope=9").model.arguments() == {
+        "spatial": "local_dk",
+        "scope": 9,
+    }
 
 
 def test_the_learning_rate_follows_the_batch_unless_it_is_set():
-    assert config_of("experiment=resnet50", "train.batch_size=1024").learning_rate == pytest.approx(0.4)
-    assert config_of("experiment=resnet50", "train.batch_size=1024", "optim.lr=0.3").learning_rate == 0.3
+    assert config_of("experiment=resnet50", "train.batch_size=1024").learning_rate == pytest.approx(
+        0.4
+    )
+    assert (
+        config_of("experiment=resnet50", "train.batch_size=1024", "optim.lr=0.3").learning_rate
+        == 0.3
+    )
 
 
 def test_what_may_change_when_a_run_goes_on():
@@ -132,10 +177,18 @@ def test_warm_up_ends_before_a_short_run_does():
 
 
 def test_names():
-    overrides = ["experiment=resnet50_dw", "model.scope=5", "data.root=/x", "optim.lr=1e-2", "name=null"]
+    overrides = [
+        "experiment=resnet50_dw",
+        "model.scope=5",
+        "data.root=/x",
+        "optim.lr=1e-2",
+        "name=null",
+    ]
     assert run_name("resnet50_dw", overrides) == "resnet50_dw-model.scope-5-optim.lr-1e_2"
     assert run_name("resnet50_dw", overrides[::-1]) == "resnet50_dw-model.scope-5-optim.lr-1e_2"
-    assert run_name(None, ["model=resnet50_dw", "data=imagenet"]) == "data-imagenet-model-resnet50_dw"
+    assert (
+        run_name(None, ["model=resnet50_dw", "data=imagenet"]) == "data-imagenet-model-resnet50_dw"
+    )
 
 
 @pytest.mark.slow
@@ -150,7 +203,13 @@ def test_names():
 )
 def test_dry_run(experiment, monkeypatch, tmp_path, capsys):
     """Builds all, runs a step on tiny images, tells parameters and milestones, and writes nothing."""
-    tiny = ["data=synthetic", "data.image_size=32", "data.length=4", "data.num_classes=1000", "train.batch_size=2"]
+    tiny = [
+        "data=synthetic",
+        "data.image_size=32",
+        "data.length=4",
+        "data.num_classes=1000",
+        "train.batch_size=2",
+    ]
     overrides = [f"experiment={experiment}", *tiny, "train.dry_run=true"]
     assert run_here(monkeypatch, tmp_path, *overrides) == 0
     said = capsys.readouterr().out
@@ -164,11 +223,20 @@ def test_dry_run(experiment, monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("data.mean=[0.5,0.5]", "data.mean must be one number or three, from 0 to 1, or null, got [0.5, 0.5]"),
-        ("data.mean=[123.7]", "data.mean must be one number or three, from 0 to 1, or null, got [123.7]"),
+        (
+            "data.mean=[0.5,0.5]",
+            "data.mean must be one number or three, from 0 to 1, or null, got [0.5, 0.5]",
+        ),
+        (
+            "data.mean=[123.7]",
+            "data.mean must be one number or three, from 0 to 1, or null, got [123.7]",
+        ),
         ("data.mean=[]", "data.mean must be one number or three, from 0 to 1, or null, got []"),
         ("data.std=[0.2,0.2,0]", "data.std must be above 0, got [0.2, 0.2, 0.0]"),
-        ("data.interpolation=nearest", "data.interpolation must be bilinear, bicubic or null, got 'nearest'"),
+        (
+            "data.interpolation=nearest",
+            "data.interpolation must be bilinear, bicubic or null, got 'nearest'",
+        ),
         ("data.bad_rows=keep", "data.bad_rows must be stop, skip or null, got 'keep'"),
     ],
 )

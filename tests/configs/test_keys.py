@@ -112,7 +112,9 @@ def shape_of(name: str) -> Callable[[Config], list[int]]:
 def depthwise_scale(config: Config) -> float:
     """Of the initial weights, relative to the same draws without a gain."""
     name = "blocks.1.0.conv_dw.weight"
-    plain = create_network(ModelConfig("mobilenetv2_nano", spatial="rigid"), 10, 1).get_parameter(name)
+    plain = create_network(ModelConfig("mobilenetv2_nano", spatial="rigid"), 10, 1).get_parameter(
+        name
+    )
     return (network(config).get_parameter(name) / plain).mean().item()
 
 
@@ -168,7 +170,11 @@ def fed(config: Config) -> torch.Tensor:
 def white(config: Config) -> float:
     """The red of a white pixel, as the network gets it."""
     batch = parts(config).val_set.load(np.arange(1)).batch
-    return parts(config).task.images(batch._replace(images=torch.full_like(batch.images, 255)))[0, 0, 0, 0].item()
+    return (
+        parts(config)
+        .task.images(batch._replace(images=torch.full_like(batch.images, 255)))[0, 0, 0, 0]
+        .item()
+    )
 
 
 def first_weights(config: Config) -> torch.Tensor:
@@ -236,7 +242,9 @@ def objects_each(config: Config) -> set[int]:
 
 def downloads(config: Config, monkeypatch: pytest.MonkeyPatch) -> bool:
     asked = []
-    monkeypatch.setattr(data_sets, "TorchvisionImages", lambda *_, download, **__: asked.append(download))
+    monkeypatch.setattr(
+        data_sets, "TorchvisionImages", lambda *_, download, **__: asked.append(download)
+    )
     dataset(config)
     return asked[0]
 
@@ -252,7 +260,10 @@ def workers(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
     """None is started: number, batches ahead, restarts, largest share of bad files, of both loaders."""
     monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
     loaders = trainer(config).loaders
-    told = [(x._loader.num_workers, x._loader.prefetch_factor, x.worker_restarts, x.bad_files.limit) for x in loaders]
+    told = [
+        (x._loader.num_workers, x._loader.prefetch_factor, x.worker_restarts, x.bad_files.limit)
+        for x in loaders
+    ]
     assert told[0] == told[1]
     return told[0]
 
@@ -304,7 +315,9 @@ def refusal(config: Config) -> str:
 def norms_in_training(config: Config) -> set[bool]:
     made = trainer(config)
     made.set_train_mode()
-    return {module.training for module in made.model.modules() if isinstance(module, nn.BatchNorm2d)}
+    return {
+        module.training for module in made.model.modules() if isinstance(module, nn.BatchNorm2d)
+    }
 
 
 def precision_of_a_step(config: Config) -> tuple[torch.dtype, bool]:
@@ -365,7 +378,9 @@ def evaluated_steps(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def logged_steps(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return [step for kind, step in fitted(config, tmp_path, monkeypatch)[0].lines if kind == "train"]
+    return [
+        step for kind, step in fitted(config, tmp_path, monkeypatch)[0].lines if kind == "train"
+    ]
 
 
 def kept(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -397,7 +412,9 @@ def begun(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    monkeypatch.setattr(distributed, "start", lambda *told: seen.update(timeout=told[1]) or start(*told))
+    monkeypatch.setattr(
+        distributed, "start", lambda *told: seen.update(timeout=told[1]) or start(*told)
+    )
     for task in list(BUILDERS):
         monkeypatch.setitem(BUILDERS, task, builder(task))
     try:
@@ -415,7 +432,9 @@ def begins(name: str) -> Callable[..., Any]:
     return see
 
 
-def board(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int] | None:
+def board(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int] | None:
     """The size of the picture of training images in TensorBoard; None without its files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "fit", lambda *_: {})
@@ -448,11 +467,15 @@ def detector(path: str) -> dict[str, Any]:
 # What is seen of evaluations.
 
 
-def looked_at(config: EvalConfig, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def looked_at(
+    config: EvalConfig, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
     """What eval.py's configuration makes it evaluate, and how; nothing is."""
     seen: dict[str, Any] = {}
 
-    def evaluate(task: Any, model: nn.Module, batches: Any, world: World, precision: str) -> dict[str, Any]:
+    def evaluate(
+        task: Any, model: nn.Module, batches: Any, world: World, precision: str
+    ) -> dict[str, Any]:
         loader = batches.iterable
         seen.update(
             precision=precision, batch=loader.sampler.batch_size, images=len(loader.dataset), flip=task.flip,
@@ -462,18 +485,24 @@ def looked_at(config: EvalConfig, files: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.chdir(files)
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
-    seen["path"] = evaluate_checkpoint(config.checkpoint, config, ["data.workers"], CPU)["checkpoint"]
+    seen["path"] = evaluate_checkpoint(config.checkpoint, config, ["data.workers"], CPU)[
+        "checkpoint"
+    ]
     return seen
 
 
 def looks(name: str) -> Callable[..., Any]:
-    def see(config: EvalConfig, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def see(
+        config: EvalConfig, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Any:
         return looked_at(config, files, tmp_path, monkeypatch)[name]
 
     return see
 
 
-def told_to_start(config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> str:
+def told_to_start(
+    config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> str:
     """The device and the seconds that eval.py asks for."""
 
     def start(device: str, timeout: float) -> Any:
@@ -499,7 +528,12 @@ PHOTOS = {
     "data.length": None,
     "data.num_classes": None,
 }
-COCO = PHOTOS | {"data.name": "coco", "data.root": "coco", "data.image_size": None, "task": "detection"}
+COCO = PHOTOS | {
+    "data.name": "coco",
+    "data.root": "coco",
+    "data.image_size": None,
+    "task": "detection",
+}
 STILL = PHOTOS | {
     "data.color_jitter": 0.0, "data.scale": [1.0, 1.0], "data.ratio": [61 / 47, 61 / 47], "data.hflip": 0.0,
 }  # fmt: skip
@@ -521,12 +555,18 @@ ROWS: dict[str, Row | str] = {
     "seed": Row(1, first_weights),
     "resume": "tests/engine/test_train.py::test_what_is_the_users_to_put_right",
     "task": Row("detection", begins("task"), "classification", "detection"),
-    "model.name": Row("test_resnet", architecture, "mobilenetv2_nano", "test_resnet", {"model.spatial": None}),
+    "model.name": Row(
+        "test_resnet", architecture, "mobilenetv2_nano", "test_resnet", {"model.spatial": None}
+    ),
     "model.pretrained": Row("w.safetensors", starts_from, False, True),
     "model.freeze": Row("backbone", trained_names, after=["classifier.weight", "classifier.bias"]),
-    "model.spatial": Row("local_dk", kind_of("blocks.1.0.conv_dw"), "Conv2d", "LocalDeformKernel2d"),
+    "model.spatial": Row(
+        "local_dk", kind_of("blocks.1.0.conv_dw"), "Conv2d", "LocalDeformKernel2d"
+    ),
     "model.pointwise": Row("cond", kind_of("blocks.1.0.conv_pw"), "Conv2d", "CondConv2d"),
-    "model.scope": Row(6, lambda config: shape_of("blocks.1.0.conv_dw.weight")(config)[2:], [4, 4], [6, 6], LOCAL),
+    "model.scope": Row(
+        6, lambda config: shape_of("blocks.1.0.conv_dw.weight")(config)[2:], [4, 4], [6, 6], LOCAL
+    ),
     "model.pointwise_scope": Row(
         3,
         lambda config: shape_of("blocks.1.0.conv_pw.weight")(config)[2:],
@@ -560,7 +600,9 @@ ROWS: dict[str, Row | str] = {
         given={"data.num_classes": None},
     ),
     "data.root": Row("more", files_found, 6, 9, PHOTOS),
-    "data.image_size": Row(20, lambda config: list(fed(config).shape), [4, 3, 16, 16], [4, 3, 20, 20]),
+    "data.image_size": Row(
+        20, lambda config: list(fed(config).shape), [4, 3, 16, 16], [4, 3, 20, 20]
+    ),
     "data.crop_ratio": Row(0.5, evaluated, given=PHOTOS),
     "data.interpolation": Row("bicubic", evaluated, given=PHOTOS | {"data.image_size": 32}),
     "data.mean": Row([0.25], white, pytest.approx(0.515 / 0.229), pytest.approx(0.75 / 0.229)),
@@ -580,7 +622,9 @@ ROWS: dict[str, Row | str] = {
     "data.objects": Row([1, 1], objects_each, after={1}, given=CANVASES),
     "data.length": Row(16, lambda config: len(dataset(config)), 24, 16),
     "data.num_classes": Row(5, lambda config: parts(config).model.num_classes, 10, 5),
-    "data.bad_rows": Row("skip", rows_used, "data.bad_rows=skip leaves such rows out", "7 images", COCO),
+    "data.bad_rows": Row(
+        "skip", rows_used, "data.bad_rows=skip leaves such rows out", "7 images", COCO
+    ),
     "data.download": Row(True, downloads, False, True, PHOTOS | {"data.name": "cifar10"}),
     "data.workers": Row(3, workers, (0, None, 3, 0.001), (3, 2, 3, 0.001)),
     "data.prefetch": Row(5, workers, (1, 2, 3, 0.001), (1, 5, 3, 0.001), {"data.workers": 1}),
@@ -596,19 +640,31 @@ ROWS: dict[str, Row | str] = {
     "optim.decay_norm": Row(True, group("weight_decay", "norms"), 0.0, 4e-5),
     "optim.clip_grad": "tests/engine/test_options.py::test_weights_after_two_steps_are_those_on_paper",
     "schedule.epochs": Row(3, lambda config: trainer(config).total_steps, 6, 9),
-    "schedule.warmup_epochs": Row(0.5, lambda config: rates(config)[:3], COSINE[:3], [0.0, 0.05, 0.1], TWO_EPOCHS),
-    "schedule.warmup_steps": Row(4, lambda config: rates(config)[:5], COSINE[:5], [0.0, 0.025, 0.05, 0.075, 0.1], TWO_EPOCHS),
-    "schedule.decay": Row("drops", rates, COSINE, 4 * [0.1] + 4 * [0.01], TWO_EPOCHS | {"schedule.drop_epochs": [1]}),
+    "schedule.warmup_epochs": Row(
+        0.5, lambda config: rates(config)[:3], COSINE[:3], [0.0, 0.05, 0.1], TWO_EPOCHS
+    ),
+    "schedule.warmup_steps": Row(
+        4, lambda config: rates(config)[:5], COSINE[:5], [0.0, 0.025, 0.05, 0.075, 0.1], TWO_EPOCHS
+    ),
+    "schedule.decay": Row(
+        "drops", rates, COSINE, 4 * [0.1] + 4 * [0.01], TWO_EPOCHS | {"schedule.drop_epochs": [1]}
+    ),
     "schedule.drop_epochs": Row([], rates, 4 * [0.1] + 4 * [0.01], 8 * [0.1], TWO_EPOCHS | DROPS),
-    "schedule.gamma": Row(0.5, rates, 4 * [0.1] + 4 * [0.01], 4 * [0.1] + 4 * [0.05], TWO_EPOCHS | DROPS),
+    "schedule.gamma": Row(
+        0.5, rates, 4 * [0.1] + 4 * [0.01], 4 * [0.1] + 4 * [0.05], TWO_EPOCHS | DROPS
+    ),
     "train.batch_size": Row(4, batches, (8, 8), (4, 4)),
     "train.accumulation": Row(2, batches, (8, 8), (4, 4)),
     "train.eval_batch_size": Row(3, batches, (8, 8), (8, 3)),
     "train.eval_every": Row(2, evaluated_steps, [3, 6, 9, 12], [6, 12], {"schedule.epochs": 4}),
     # The logits of the targets, two images of class 0 and two of class 1, are 2 on average, and those of all classes 0.4.
-    "train.label_smoothing": Row(0.1, loss, pytest.approx(LOSS - 2), pytest.approx(LOSS - 0.9 * 2 - 0.1 * 0.4)),
+    "train.label_smoothing": Row(
+        0.1, loss, pytest.approx(LOSS - 2), pytest.approx(LOSS - 0.9 * 2 - 0.1 * 0.4)
+    ),
     "train.ema_decay": Row(0.25, average_decay, None, 0.25),
-    "train.precision": Row("bf16", precision_of_a_step, (torch.float32, False), (torch.bfloat16, False)),
+    "train.precision": Row(
+        "bf16", precision_of_a_step, (torch.float32, False), (torch.bfloat16, False)
+    ),
     "train.channels_last": Row(False, layout, True, False),
     "train.compile": Row(True, compiles, False, True),
     "train.sync_bn": Row(
@@ -628,9 +684,13 @@ ROWS: dict[str, Row | str] = {
     "train.dry_run": "tests/configs/test_configs.py::test_dry_run",
     "detector.min_size": Row(400, **detector("transform.min_size"), before=(800,), after=(400,)),
     "detector.max_size": Row(900, **detector("transform.max_size"), before=1333, after=900),
-    "detector.levels": Row([0, 2], **detector("body.feature_info.reduction"), before=[4, 8], after=[2, 8]),
+    "detector.levels": Row(
+        [0, 2], **detector("body.feature_info.reduction"), before=[4, 8], after=[2, 8]
+    ),
     "detector.fpn_channels": Row(12, **detector("backbone.out_channels"), before=8, after=12),
-    "detector.box_channels": Row(24, **detector("roi_heads.box_head.fc7.out_features"), before=16, after=24),
+    "detector.box_channels": Row(
+        24, **detector("roi_heads.box_head.fc7.out_features"), before=16, after=24
+    ),
     "detector.anchor_sizes": Row(
         [4.0, 9.0, 25.0],
         **detector("rpn.anchor_generator.sizes"),
@@ -643,9 +703,15 @@ ROWS: dict[str, Row | str] = {
         before={"training": 2000, "testing": 1000},
         after={"training": 40, "testing": 20},
     ),
-    "detector.box_samples": Row(64, **detector("roi_heads.fg_bg_sampler.batch_size_per_image"), before=512, after=64),
-    "detector.anchor_samples": Row(32, **detector("rpn.fg_bg_sampler.batch_size_per_image"), before=256, after=32),
-    "detector.score_threshold": Row(0.2, **detector("roi_heads.score_thresh"), before=0.05, after=0.2),
+    "detector.box_samples": Row(
+        64, **detector("roi_heads.fg_bg_sampler.batch_size_per_image"), before=512, after=64
+    ),
+    "detector.anchor_samples": Row(
+        32, **detector("rpn.fg_bg_sampler.batch_size_per_image"), before=256, after=32
+    ),
+    "detector.score_threshold": Row(
+        0.2, **detector("roi_heads.score_thresh"), before=0.05, after=0.2
+    ),
     "detector.nms_threshold": Row(0.7, **detector("roi_heads.nms_thresh"), before=0.5, after=0.7),
     "detector.detections": Row(7, **detector("roi_heads.detections_per_img"), before=100, after=7),
     "log.every": Row(2, logged_steps, [], [2, 4, 6]),
@@ -671,10 +737,14 @@ EVALUATION_ROWS: dict[str, Row | str] = {
 
 def test_every_key_has_a_row():
     assert list(ROWS) == valid_keys()
-    assert list(EVALUATION_ROWS) == [key for key in valid_keys(EvalConfig) if not key.startswith(("model.", "data."))]
+    assert list(EVALUATION_ROWS) == [
+        key for key in valid_keys(EvalConfig) if not key.startswith(("model.", "data."))
+    ]
 
 
-def check(kind: type, key: str, row: Row | str, always: dict[str, Any], request: pytest.FixtureRequest) -> None:
+def check(
+    kind: type, key: str, row: Row | str, always: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
     if isinstance(row, str):
         file, name = row.split("::")
         assert f"\ndef {name}(" in (ROOT / file).read_text()
@@ -687,7 +757,9 @@ def check(kind: type, key: str, row: Row | str, always: dict[str, Any], request:
             own = {"monkeypatch": monkeypatch, "tmp_path": folder}
             shared = {name: request.getfixturevalue(name) for name in needed if name not in own}
             config = config_with(kind, keys)
-            seen.append(row.see(config, **shared, **{name: own[name] for name in needed if name in own}))
+            seen.append(
+                row.see(config, **shared, **{name: own[name] for name in needed if name in own})
+            )
     assert not same_bits(*seen), f"{key}={row.value} changes nothing"
     for got, expected in zip(seen, (row.before, row.after), strict=True):
         assert expected is UNKNOWN or got == expected
@@ -705,18 +777,30 @@ def test_a_key_of_an_evaluation_changes_what_it_says(key, files, request):
 
 
 def test_all_that_an_evaluation_is_told_of_the_data_goes_on_top_of_the_checkpoints():
-    given = {key: row.value for key, row in ROWS.items() if key.startswith("data.") and isinstance(row, Row)}
+    given = {
+        key: row.value
+        for key, row in ROWS.items()
+        if key.startswith("data.") and isinstance(row, Row)
+    }
     trained = config_with(EvalConfig, {"data.root": "before"}).data
     for key, value in given.items():
         asked = config_with(EvalConfig, {key: value}).data
         for overrides in ([f"{key}=..."], []):  # by the command line, and from Python
-            assert vars(data_of(trained, asked, overrides)) == vars(trained) | {key.removeprefix("data."): value}
+            assert vars(data_of(trained, asked, overrides)) == vars(trained) | {
+                key.removeprefix("data."): value
+            }
 
 
 def test_all_that_is_told_of_the_network_goes_on_top_of_the_checkpoints():
     """But its name: with a name, the checkpoint is not asked. And what it had frozen is free."""
-    given = {key: row.value for key, row in ROWS.items() if key.startswith("model.") and isinstance(row, Row)}
-    trained = config_with(Config, {"model.name": "mobilenetv2_nano", "model.scope": 3, "model.freeze": "backbone"})
+    given = {
+        key: row.value
+        for key, row in ROWS.items()
+        if key.startswith("model.") and isinstance(row, Row)
+    }
+    trained = config_with(
+        Config, {"model.name": "mobilenetv2_nano", "model.scope": 3, "model.freeze": "backbone"}
+    )
     facts = {
         "config": trained.to_dict(),
         "classes": ["a"],

@@ -33,7 +33,9 @@ def make_folder(root: Path, train: int = 22, val: int = 7, classes: int = 3) -> 
         for number in range(count):
             folder = root / split / f"class{number % classes}"
             folder.mkdir(parents=True, exist_ok=True)
-            photograph(number + 1000 * (split == "val")).save(folder / f"{number:03d}.jpg", quality=90)
+            photograph(number + 1000 * (split == "val")).save(
+                folder / f"{number:03d}.jpg", quality=90
+            )
     return root
 
 

@@ -15,11 +15,15 @@ from dkcls.data.create import DETECTION_SETS
 from dkcls.data.normalize import for_channels
 from tests.data.test_tar import packed
 
-IMAGE_SETS = [name for name in DATASETS if name not in DETECTION_SETS]  # the others have tests of their own
+IMAGE_SETS = [
+    name for name in DATASETS if name not in DETECTION_SETS
+]  # the others have tests of their own
 
 
 def write_idx(path, array):
-    path.write_bytes(struct.pack(">HBB" + "I" * array.ndim, 0, 8, array.ndim, *array.shape) + array.tobytes())
+    path.write_bytes(
+        struct.pack(">HBB" + "I" * array.ndim, 0, 8, array.ndim, *array.shape) + array.tobytes()
+    )
     with gzip.open(f"{path}.gz", "wb") as file:
         file.write(path.read_bytes())
 
@@ -31,13 +35,18 @@ def roots(shared_folder, tmp_path, monkeypatch):
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     for part, count in (("train", 12), ("t10k", 7)):
-        write_idx(raw / f"{part}-images-idx3-ubyte", generator.integers(0, 256, (count, 28, 28), dtype=np.uint8))
+        write_idx(
+            raw / f"{part}-images-idx3-ubyte",
+            generator.integers(0, 256, (count, 28, 28), dtype=np.uint8),
+        )
         write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8) % 10)
     for name, classes in (("CIFAR10", 10), ("CIFAR100", 100)):
 
         def reader(root, train, download, classes=classes):
             data = generator.integers(0, 256, (12 if train else 7, 32, 32, 3), dtype=np.uint8)
-            return SimpleNamespace(data=data, targets=list(range(len(data))), classes=[str(i) for i in range(classes)])
+            return SimpleNamespace(
+                data=data, targets=list(range(len(data))), classes=[str(i) for i in range(classes)]
+            )
 
         monkeypatch.setattr(torchvision.datasets, name, reader)
     for split in ("train", "val"):
@@ -54,16 +63,20 @@ def test_every_set_gives_batches(name, training, roots):
         dataset = create_dataset(name, roots.get(name), split, training=training)
         batch = next(iter(create_loader(dataset, 3, training=training)))
         assert batch.images.shape == (3, dataset.channels, dataset.image_size, dataset.image_size)
-        assert (batch.images.dtype, batch.targets.dtype, batch.indices.dtype) == (torch.uint8, torch.int64, torch.int64)
+        assert (batch.images.dtype, batch.targets.dtype, batch.indices.dtype) == (
+            torch.uint8,
+            torch.int64,
+            torch.int64,
+        )
         assert dataset.num_classes == len(dataset.class_names) > batch.targets.max()
         assert len(dataset.mean) == len(dataset.std) == dataset.channels
 
 
 @pytest.mark.parametrize("name", IMAGE_SETS)
 def test_every_set_takes_a_size(name, roots):
-    assert next(iter(create_loader(create_dataset(name, roots.get(name), image_size=40), 2, training=False))).images.shape[
-        2:
-    ] == (40, 40)
+    assert next(
+        iter(create_loader(create_dataset(name, roots.get(name), image_size=40), 2, training=False))
+    ).images.shape[2:] == (40, 40)
 
 
 def test_torchvisions_images_are_not_changed_by_an_evaluation_at_their_size(roots):
@@ -120,11 +133,19 @@ def augmented(root, index, epoch=0, **options):
 
 @pytest.mark.parametrize(
     ("scale", "ratio", "width", "height"),
-    [(1, 1, 256, 256), (1 / 4, 1, 128, 128), (1 / 16, 1, 64, 64), (1 / 4, 4, 256, 64), (1 / 4, 1 / 4, 64, 256)],
+    [
+        (1, 1, 256, 256),
+        (1 / 4, 1, 128, 128),
+        (1 / 16, 1, 64, 64),
+        (1 / 4, 4, 256, 64),
+        (1 / 4, 1 / 4, 64, 256),
+    ],
 )
 def test_scale_and_ratio_are_those_of_the_crop(plain_images, scale, ratio, width, height):
     for epoch in range(3):
-        red, green, _ = augmented(plain_images, 1, epoch, scale=(scale, scale), ratio=(ratio, ratio))
+        red, green, _ = augmented(
+            plain_images, 1, epoch, scale=(scale, scale), ratio=(ratio, ratio)
+        )
         # Between pixels that the border has no part in; 32 pixels are the crop's side.
         assert np.mean(red[:, 29] - red[:, 2]) * 32 / 27 == pytest.approx(width, abs=1)
         assert np.mean(green[29] - green[2]) * 32 / 27 == pytest.approx(height, abs=1)
@@ -142,7 +163,9 @@ def test_hflip_is_the_probability_of_a_mirrored_image(plain_images):
 @pytest.mark.parametrize("strength", [0.0, 0.1, 1.0])
 def test_color_jitter_is_the_range_of_the_brightness(plain_images, strength):
     """Of an image in one grey, contrast and saturation change nothing."""
-    images = np.stack([augmented(plain_images, 0, epoch, color_jitter=strength) for epoch in range(40)])
+    images = np.stack(
+        [augmented(plain_images, 0, epoch, color_jitter=strength) for epoch in range(40)]
+    )
     levels = images[:, 0, 0, 0]
     assert (images == levels[:, None, None, None]).all()
     assert 70 * strength <= abs(levels - 100).max() <= 100 * strength + 0.5
@@ -150,9 +173,14 @@ def test_color_jitter_is_the_range_of_the_brightness(plain_images, strength):
 
 @pytest.mark.parametrize("option", [{"rand_augment": "rand-m9-n2"}, {"erase_prob": 1.0}])
 def test_timms_augmentations_change_images_only_if_asked_for(plain_images, option):
-    plain, changed = (augmented(plain_images, 1, scale=(1, 1), ratio=(1, 1), **options) for options in ({}, option))
+    plain, changed = (
+        augmented(plain_images, 1, scale=(1, 1), ratio=(1, 1), **options)
+        for options in ({}, option)
+    )
     assert not np.array_equal(plain, changed)
-    still = create_dataset("imagefolder", plain_images, image_size=32, crop_ratio=1.0, **option)  # not in training
+    still = create_dataset(
+        "imagefolder", plain_images, image_size=32, crop_ratio=1.0, **option
+    )  # not in training
     assert np.array_equal(still.load(np.array([1])).batch.images[0].numpy(), plain)
 
 
@@ -170,7 +198,10 @@ def test_synthetic_images_tell_their_class():
     [
         ({"name": "imagenet"}, "data set must be one of imagefolder, .*, got 'imagenet'"),
         ({"name": "imagefolder"}, "data set 'imagefolder' needs root"),
-        ({"name": "imagefolder", "root": "x", "clutter": 3}, "data set 'imagefolder' takes no clutter"),
+        (
+            {"name": "imagefolder", "root": "x", "clutter": 3},
+            "data set 'imagefolder' takes no clutter",
+        ),
         ({"name": "imagefolder", "root": "nowhere"}, "nowhere must hold the folders train and val"),
         ({"name": "tar", "root": "nowhere"}, r"there is no nowhere/train\.index"),
         ({"name": "synthetic", "split": "dev"}, "split must be one of train, val, test, got 'dev'"),

@@ -11,7 +11,9 @@ from dkcls.data import decode as module
 from dkcls.data.decode import BadImage, EncodedImage
 from tests.data.common import encoded, photograph
 
-pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities of TorchVision are deprecated")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The image decoding and encoding capabilities of TorchVision are deprecated"
+)
 PHOTO = photograph(0)
 EXIF_TURNED, EXIF_UPRIGHT = Image.Exif(), Image.Exif()
 EXIF_TURNED[0x112], EXIF_UPRIGHT[0x112] = 6, 1
@@ -52,7 +54,17 @@ def decoder(request, monkeypatch):
         encoded(PHOTO, keep_rgb=True),
         encoded(PHOTO) + b"trailing",
     ],
-    ids=["baseline", "4:4:4", "4:2:2", "progressive", "exif upright", "grey", "cmyk", "rgb", "trailing bytes"],
+    ids=[
+        "baseline",
+        "4:4:4",
+        "4:2:2",
+        "progressive",
+        "exif upright",
+        "grey",
+        "cmyk",
+        "rgb",
+        "trailing bytes",
+    ],
 )
 def test_jpegs_are_pils_to_the_bit(data):
     assert torch.equal(decode(data), pils(data))
@@ -132,7 +144,18 @@ def tiff(levels: np.ndarray, bits: int, kind: int = 1, order: str = "<") -> byte
         pixels = b"".join(int(a << 12 | b).to_bytes(3, "big") for a, b in pairs)
     else:
         pixels = levels.astype(f"{order}{' uif'[kind]}{bits // 8}").tobytes()
-    values = {256: 8, 257: 8, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: 8, 279: len(pixels), 339: kind}
+    values = {
+        256: 8,
+        257: 8,
+        258: bits,
+        259: 1,
+        262: 1,
+        273: 8,
+        277: 1,
+        278: 8,
+        279: len(pixels),
+        339: kind,
+    }
     rows = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in values.items())
     first = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(pixels))
     return first + pixels + struct.pack(f"{order}H", len(values)) + rows + bytes(4)
@@ -167,12 +190,19 @@ def test_negative_pixels_are_black():
 
 @pytest.mark.parametrize(
     "data",
-    [tiff(grey_levels(8), 32), tiff(grey_levels(8), 32, kind=2), tiff(grey_levels(8) / 255, 32, kind=3)]
+    [
+        tiff(grey_levels(8), 32),
+        tiff(grey_levels(8), 32, kind=2),
+        tiff(grey_levels(8) / 255, 32, kind=3),
+    ]
     + [b"Pf 8 8 -1.0\n" + grey_levels(8).astype("<f4").tobytes()],
     ids=["unsigned", "signed", "float", "pfm"],
 )
 def test_pixels_of_32_bits_are_named(data):
-    with pytest.raises(BadImage, match="pixels must have at most 16 bits, got 32, of which nothing says what is white"):
+    with pytest.raises(
+        BadImage,
+        match="pixels must have at most 16 bits, got 32, of which nothing says what is white",
+    ):
         decode(data)
 
 
@@ -189,7 +219,16 @@ def test_pixels_of_32_bits_are_named(data):
         (encoded(PHOTO, "png")[:-500], "cannot be decoded"),
         (encoded(PHOTO, "png")[:40], "cannot be decoded|not an image"),
     ],
-    ids=["empty", "text", "garbage", "half", "end missing", "half progressive", "half png", "png header"],
+    ids=[
+        "empty",
+        "text",
+        "garbage",
+        "half",
+        "end missing",
+        "half progressive",
+        "half png",
+        "png header",
+    ],
 )
 def test_damaged_files_are_named(data, message):
     with pytest.raises(BadImage, match=message):
@@ -199,10 +238,17 @@ def test_damaged_files_are_named(data, message):
 
 
 @pytest.mark.usefixtures("decoder")
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Metadata Warning", "ignore:Truncated File Read")
+@pytest.mark.filterwarnings(
+    "ignore:Corrupt EXIF data", "ignore:Metadata Warning", "ignore:Truncated File Read"
+)
 def test_bytes_damaged_at_random_are_an_image_or_bad_and_nothing_else():
     generator = np.random.default_rng(0)
-    whole = [encoded(PHOTO), encoded(PHOTO, progressive=True), encoded(PHOTO, exif=EXIF_UPRIGHT), encoded(PHOTO, "png")]
+    whole = [
+        encoded(PHOTO),
+        encoded(PHOTO, progressive=True),
+        encoded(PHOTO, exif=EXIF_UPRIGHT),
+        encoded(PHOTO, "png"),
+    ]
     for number in range(400):
         data = bytearray(whole[number % 4])
         for place in generator.integers(0, min(len(data), 700) if number % 3 else len(data), 5):

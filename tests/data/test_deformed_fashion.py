@@ -25,7 +25,10 @@ def test_the_splits_are_disjoint_balanced_and_small_enough_to_ship():
     assert "Zalando" in (folder / "fashion.LICENSE").read_text()
 
 
-@pytest.mark.parametrize("options", [{}, {"image_size": 48, "object_scale": (0.3, 2.0), "clutter": 3}, {"image_size": 33}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"image_size": 48, "object_scale": (0.3, 2.0), "clutter": 3}, {"image_size": 33}],
+)
 def test_a_sample_is_the_same_whatever_batch_it_comes_in(options):
     dataset = DeformedFashion(training=True, seed=4, **options)
     indices = np.random.default_rng(0).integers(0, len(dataset), 50)
@@ -34,14 +37,22 @@ def test_a_sample_is_the_same_whatever_batch_it_comes_in(options):
     assert whole.targets.tolist() == dataset.targets[indices].tolist()
     assert torch.equal(dataset.load(indices[7:30], epoch=3).batch.images, whole.images[7:30])
     for place in (0, 13, 49):
-        assert torch.equal(dataset.load(indices[place : place + 1], epoch=3).batch.images[0], whole.images[place])
-        one, all_ = dataset.factors(indices[place : place + 1], epoch=3), dataset.factors(indices, epoch=3)
+        assert torch.equal(
+            dataset.load(indices[place : place + 1], epoch=3).batch.images[0], whole.images[place]
+        )
+        one, all_ = (
+            dataset.factors(indices[place : place + 1], epoch=3),
+            dataset.factors(indices, epoch=3),
+        )
         assert [value[0] for value in one] == [values[place] for values in all_]
 
 
 def test_training_varies_with_seed_and_epoch_and_index():
     index = np.array([5, 6])
-    samples = [DeformedFashion(training=True, seed=s).factors(index, epoch=e) for s, e in ((0, 0), (0, 1), (1, 0))]
+    samples = [
+        DeformedFashion(training=True, seed=s).factors(index, epoch=e)
+        for s, e in ((0, 0), (0, 1), (1, 0))
+    ]
     scales = np.concatenate([factors.scale for factors in samples])
     assert len(set(scales)) == 6
 
@@ -73,7 +84,9 @@ def test_draws_are_splitmix64s():
     for first in (0, 1, 1000):
         expected = [[draw(3, 7, index, first + number) for number in range(4)] for index in (0, 11)]
         assert bits(keys, first, 4).tolist() == expected
-        assert uniforms(keys, first, 4) == pytest.approx(np.array(expected, float) / 2**64, abs=1e-15)
+        assert uniforms(keys, first, 4) == pytest.approx(
+            np.array(expected, float) / 2**64, abs=1e-15
+        )
 
 
 @pytest.mark.parametrize(("split", "seed"), [("train", 0), ("val", 1), ("test", 2)])
@@ -110,7 +123,9 @@ def moments(image: np.ndarray) -> tuple[float, float, float, float]:
 
 def test_factors_are_what_was_done_to_the_image():
     dataset = DeformedFashion(training=True, image_size=64, noise=0.0)
-    trousers = np.flatnonzero(dataset.targets == 1)[:40]  # long and nearly straight, so that the angle is clear
+    trousers = np.flatnonzero(dataset.targets == 1)[
+        :40
+    ]  # long and nearly straight, so that the angle is clear
     images = dataset.load(trousers).batch.images[:, 0].double().numpy()
     factors = dataset.factors(trousers)
     for image, index, scale, rotation, x, y in zip(images, trousers, *factors, strict=True):
@@ -125,7 +140,9 @@ def test_factors_are_what_was_done_to_the_image():
 
 
 def test_the_object_at_rest_is_the_image_itself():
-    dataset = DeformedFashion(image_size=28, object_scale=(1.0, 1.0), object_rotation=(0.0, 0.0), noise=0.0)
+    dataset = DeformedFashion(
+        image_size=28, object_scale=(1.0, 1.0), object_rotation=(0.0, 0.0), noise=0.0
+    )
     pixels = dataset.load(np.arange(8)).batch.images[:, 0].numpy()
     assert np.abs(pixels.astype(int) - dataset.images[:8]).max() <= 1
 
@@ -137,7 +154,9 @@ def test_noise_and_clutter():
     between = (plain > 80) & (plain < 175)  # where the noise is not cut off
     assert (noisy - plain)[between].std().item() == pytest.approx(25.5, rel=0.05)
     assert (noisy - plain)[between].mean().item() == pytest.approx(0, abs=1)
-    cluttered = DeformedFashion(**still, noise=0.0, clutter=3).load(np.arange(200)).batch.images.float()
+    cluttered = (
+        DeformedFashion(**still, noise=0.0, clutter=3).load(np.arange(200)).batch.images.float()
+    )
     assert (cluttered >= plain).all()
     assert 0.01 < (cluttered > plain).float().mean() < 3 * 64 / 48**2
 
@@ -145,7 +164,9 @@ def test_noise_and_clutter():
 def test_clutter_has_nothing_to_do_with_the_factors():
     still = {"image_size": 48, "object_scale": (0.3, 0.5), "noise": 0.0}
     numbers = np.arange(400)
-    plain, cluttered = (DeformedFashion(**still, clutter=n).load(numbers).batch.images for n in (0, 1))
+    plain, cluttered = (
+        DeformedFashion(**still, clutter=n).load(numbers).batch.images for n in (0, 1)
+    )
     added = (cluttered.int() - plain.int())[:, 0].numpy().astype(float)
     seen = added.sum((1, 2)) > 0
     axis = np.arange(48)

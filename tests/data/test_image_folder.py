@@ -34,12 +34,20 @@ def dataset_of(root, split="train", **options):
 def test_classes_and_images(shared_folder):
     train, val = dataset_of(shared_folder), dataset_of(shared_folder, "val")
     assert train.class_names == val.class_names == ["class0", "class1", "class2"]
-    assert (train.num_classes, train.channels, train.image_size, len(train), len(val)) == (3, 3, 16, 22, 7)
+    assert (train.num_classes, train.channels, train.image_size, len(train), len(val)) == (
+        3,
+        3,
+        16,
+        22,
+        7,
+    )
     loaded = train.load(np.arange(22)).batch
     names = [train.name(index) for index in range(22)]
     assert names == sorted(names)
     assert loaded.targets.tolist() == [int(name.split("class")[1][0]) for name in names]
-    assert [dataset_of(shared_folder, "test").name(i) for i in range(7)] == [val.name(i) for i in range(7)]
+    assert [dataset_of(shared_folder, "test").name(i) for i in range(7)] == [
+        val.name(i) for i in range(7)
+    ]
 
 
 def test_a_test_split_of_its_own_is_used(folder):
@@ -62,8 +70,12 @@ def test_val_may_lack_classes_of_train_but_not_the_other_way_round(folder):
 @pytest.mark.parametrize("make", ["nothing", "empty split", "empty class"])
 def test_a_folder_without_images_is_refused_in_one_sentence(tmp_path, make):
     if make != "nothing":
-        (tmp_path / "train" / "class0" if make == "empty class" else tmp_path / "train").mkdir(parents=True)
-    expected = "must hold the folders train and val" if make == "nothing" else "train holds no images"
+        (tmp_path / "train" / "class0" if make == "empty class" else tmp_path / "train").mkdir(
+            parents=True
+        )
+    expected = (
+        "must hold the folders train and val" if make == "nothing" else "train holds no images"
+    )
     with pytest.raises(ValueError, match=expected) as error:
         dataset_of(tmp_path)
     assert "\n" not in str(error.value)
@@ -135,7 +147,9 @@ def test_without_a_cache_folder_it_works_all_the_same(folder, monkeypatch, tmp_p
 
 def test_a_worker_is_sent_the_path_of_the_list_not_the_list(folder):
     names = [b"class/%012d.jpg" % i for i in range(20_000)]
-    index = FileIndex.build(names, [0] * 20_000, {"class_names": ["class"]}).save(folder / "x.index")
+    index = FileIndex.build(names, [0] * 20_000, {"class_names": ["class"]}).save(
+        folder / "x.index"
+    )
     assert len(pickle.dumps(index)) < 1000
     copy = pickle.loads(pickle.dumps(index))
     assert [copy.name(i) for i in (0, 1, 19_999)] == [names[0], names[1], names[-1]]
@@ -183,7 +197,9 @@ def test_bad_files_are_named_counted_logged_once_and_replaced(folder, workers, c
 
 
 def test_bad_files_found_before_a_restart_within_an_epoch_count_on(folder):
-    bad = [folder / "train" / name for name in ("class0/000.jpg", "class1/010.jpg", "class2/020.jpg")]
+    bad = [
+        folder / "train" / name for name in ("class0/000.jpg", "class1/010.jpg", "class2/020.jpg")
+    ]
     for path in bad:
         path.write_bytes(b"")
 
@@ -216,7 +232,9 @@ def test_an_evaluation_leaves_bad_files_out(folder):
     loader = create_loader(dataset, 4, training=False)
     batches = list(loader)
     indices = torch.cat([batch.indices for batch in batches]).tolist()
-    assert sorted(indices) == [i for i in range(27) if os.path.basename(dataset.name(i))[0] not in "abcde"]
+    assert sorted(indices) == [
+        i for i in range(27) if os.path.basename(dataset.name(i))[0] not in "abcde"
+    ]
     for batch in batches:
         alone = [dataset.load(np.array([index])).batch for index in batch.indices]
         assert torch.equal(batch.images, torch.cat([one.images for one in alone]))
@@ -237,7 +255,9 @@ def test_a_set_of_nothing_but_bad_files_ends_in_an_error(tmp_path):
     dataset = dataset_of(folder, training=True)
     for index in range(3):
         open(dataset.name(index), "w").close()
-    with pytest.raises(RuntimeError, match=r"3 files in a row cannot be read, the last is .*000\.jpg: empty file"):
+    with pytest.raises(
+        RuntimeError, match=r"3 files in a row cannot be read, the last is .*000\.jpg: empty file"
+    ):
         dataset.load(np.array([1]))
 
 
@@ -270,7 +290,16 @@ def test_a_class_may_be_a_link_and_have_folders(folder, tmp_path):
 
 def test_files_with_other_endings_are_counted(folder):
     """By their endings, most first; hidden files and folders are not among them."""
-    names = ["a.gif", "deep/b.GIF", "c.jp2", "deep/d.gif", "README", ".hidden.gif", ".git/e.gif", "f.gif/g.Jpg"]
+    names = [
+        "a.gif",
+        "deep/b.GIF",
+        "c.jp2",
+        "deep/d.gif",
+        "README",
+        ".hidden.gif",
+        ".git/e.gif",
+        "f.gif/g.Jpg",
+    ]
     for name in names:
         path = folder / "train" / "class1" / name
         path.parent.mkdir(exist_ok=True)

@@ -34,15 +34,25 @@ class Numbers(ImageDataset):
 
 
 def training_set(name, folder):
-    options = {"deformed_fashion": {"length": 400}, "imagefolder": {"root": folder, "image_size": 20, "erase_prob": 0.5}}[name]
+    options = {
+        "deformed_fashion": {"length": 400},
+        "imagefolder": {"root": folder, "image_size": 20, "erase_prob": 0.5},
+    }[name]
     return create_dataset(name, training=True, seed=5, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("name", ["deformed_fashion", "imagefolder"])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_a_restart_within_an_epoch_is_exact_with_any_number_of_workers(name, workers, shared_folder):
-    options = {"batch_size": 2 if name == "imagefolder" else 24, "accumulation": 2, "training": True, "seed": 3}
+def test_a_restart_within_an_epoch_is_exact_with_any_number_of_workers(
+    name, workers, shared_folder
+):
+    options = {
+        "batch_size": 2 if name == "imagefolder" else 24,
+        "accumulation": 2,
+        "training": True,
+        "seed": 3,
+    }
     dataset = training_set(name, shared_folder)
     first = create_loader(dataset, **options)
     whole = {epoch: batches_from(first, epoch, 0) for epoch in (0, 1)}
@@ -67,7 +77,8 @@ def test_a_loader_that_was_left_within_an_epoch_starts_again_where_it_is_told(wo
 def test_ranks_share_an_epoch(world_size):
     def over_ranks(training):
         loaders = [
-            create_loader(Numbers(50), 4, training=training, rank=rank, world_size=world_size) for rank in range(world_size)
+            create_loader(Numbers(50), 4, training=training, rank=rank, world_size=world_size)
+            for rank in range(world_size)
         ]
         assert all(len(loader) == len(list(loader)) for loader in loaders)
         return [index for loader in loaders for batch in loader for index in batch.indices.tolist()]
@@ -79,7 +90,11 @@ def test_ranks_share_an_epoch(world_size):
 
 def test_sets_that_differ_in_seed_differ_in_pixels_not_in_order(shared_folder):
     loaders = [
-        create_loader(create_dataset("imagefolder", shared_folder, training=True, image_size=20, seed=seed), 6, training=True)
+        create_loader(
+            create_dataset("imagefolder", shared_folder, training=True, image_size=20, seed=seed),
+            6,
+            training=True,
+        )
         for seed in (0, 1)
     ]
     one, other = (next(iter(loader)) for loader in loaders)
@@ -91,7 +106,9 @@ def test_sets_that_differ_in_seed_differ_in_pixels_not_in_order(shared_folder):
 def test_the_global_generators_are_left_alone(workers, shared_folder):
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    list(create_loader(training_set("imagefolder", shared_folder), 6, training=True, workers=workers))
+    list(
+        create_loader(training_set("imagefolder", shared_folder), 6, training=True, workers=workers)
+    )
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -109,7 +126,9 @@ def test_a_killed_worker_is_named(length):
     next(batches)
     pid = loader._loader._iterator._workers[0].pid
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=rf"a process that loads data died \(pid {pid}, exit code"):
+    with pytest.raises(
+        RuntimeError, match=rf"a process that loads data died \(pid {pid}, exit code"
+    ):
         list(batches)
 
 
@@ -137,12 +156,16 @@ def batches_with_kills(loader, after):
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("training", "position"), [(True, 20), (False, 0), (False, 20)])
-def test_killed_workers_go_on_in_an_epoch_that_was_resumed_midway_and_in_an_evaluation(training, position):
+def test_killed_workers_go_on_in_an_epoch_that_was_resumed_midway_and_in_an_evaluation(
+    training, position
+):
     options = {"batch_size": 2, "accumulation": 2 if training else 1, "training": training}
     whole = list(create_loader(Numbers(100), **options))
     loader = create_loader(Numbers(100), workers=1, worker_restarts=1, **options)
     loader.set_state(0, position)
-    assert_same_batches(batches_with_kills(loader, (3,)), whole[position * options["accumulation"] :])
+    assert_same_batches(
+        batches_with_kills(loader, (3,)), whole[position * options["accumulation"] :]
+    )
     assert loader.worker_restarts == 0
 
 
@@ -172,14 +195,18 @@ def test_a_worker_killed_within_its_event_locks_nobody_out(tmp_path):
     dataset.mark = tmp_path / "died"
     context = multiprocessing.get_context("forkserver")
     ours, its = context.Pipe()
-    reader = context.Process(target=read_all, args=(dataset, its))  # else a failure is a test without an end
+    reader = context.Process(
+        target=read_all, args=(dataset, its)
+    )  # else a failure is a test without an end
     reader.start()
     try:
         assert ours.poll(60)
         found = ours.recv()
     finally:
         reader.kill()
-    assert found == [batch.indices.tolist() for batch in create_loader(Numbers(20), 2, training=True)]
+    assert found == [
+        batch.indices.tolist() for batch in create_loader(Numbers(20), 2, training=True)
+    ]
     assert dataset.mark.exists()
 
 
@@ -222,7 +249,9 @@ def test_workers_end_when_the_run_is_killed():
 
 
 def test_the_order_is_that_of_the_seed():
-    assert [batch.indices.tolist() for batch in create_loader(Numbers(9), 3, training=True, seed=2)] == [
+    assert [
+        batch.indices.tolist() for batch in create_loader(Numbers(9), 3, training=True, seed=2)
+    ] == [
         [1, 6, 8],
         [3, 5, 4],
         [2, 7, 0],
@@ -231,7 +260,11 @@ def test_the_order_is_that_of_the_seed():
 
 class EveryFifthIsBad(Numbers):
     def load(self, indices, epoch=0):
-        return super().load(indices)._replace(bad=[BadFile(i, f"{i}: bad") for i in indices.tolist() if i % 5 == 0])
+        return (
+            super()
+            .load(indices)
+            ._replace(bad=[BadFile(i, f"{i}: bad") for i in indices.tolist() if i % 5 == 0])
+        )
 
 
 @pytest.mark.parametrize(("training", "reads"), [(True, 48), (False, 50)])
@@ -260,7 +293,10 @@ def test_other_errors_come_through(workers):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size, accumulation and prefetch must be positive .* got 0, 1, 2 and 0"),
+        (
+            {"batch_size": 0},
+            "batch_size, accumulation and prefetch must be positive .* got 0, 1, 2 and 0",
+        ),
         ({"workers": -1}, "workers not negative"),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to world_size - 1 = 1, got 2"),
         ({"worker_restarts": -1}, "worker_restarts must not be negative, got -1"),
@@ -283,12 +319,16 @@ def test_a_state_outside_the_epoch_is_refused(epoch, position):
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_normalize(dtype, memory_format):
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 5, 7), dtype=np.uint8))
+    images = torch.from_numpy(
+        np.random.default_rng(0).integers(0, 256, (2, 3, 5, 7), dtype=np.uint8)
+    )
     result = Normalize(mean, std, dtype)(images.contiguous(memory_format=memory_format))
     expected = (images / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     assert result.dtype == dtype
     assert result.is_contiguous(memory_format=memory_format)
-    torch.testing.assert_close(result.float(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        result.float(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5
+    )
 
 
 def test_normalize_wants_one_number_per_channel():

@@ -13,12 +13,23 @@ def indices(sampler):
 @pytest.mark.parametrize("length", [60, 61, 100, 119])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_training_takes_each_image_at_most_once_and_drops_the_rest(length, world_size, accumulation):
-    ranks = [indices(TrainSampler(length, 5, accumulation, rank, world_size, seed=1)) for rank in range(world_size)]
-    assert {len(batches) for batches in ranks} == {length // (5 * accumulation * world_size) * accumulation}
+def test_training_takes_each_image_at_most_once_and_drops_the_rest(
+    length, world_size, accumulation
+):
+    ranks = [
+        indices(TrainSampler(length, 5, accumulation, rank, world_size, seed=1))
+        for rank in range(world_size)
+    ]
+    assert {len(batches) for batches in ranks} == {
+        length // (5 * accumulation * world_size) * accumulation
+    }
     assert all(len(batch) == 5 for batches in ranks for batch in batches)
     seen = [index for batches in ranks for batch in batches for index in batch]
-    assert len(seen) == len(set(seen)) == length // (5 * accumulation * world_size) * 5 * accumulation * world_size
+    assert (
+        len(seen)
+        == len(set(seen))
+        == length // (5 * accumulation * world_size) * 5 * accumulation * world_size
+    )
     assert set(seen) <= set(range(length))
 
 
@@ -31,12 +42,21 @@ def test_evaluation_takes_each_image_exactly_once(length, world_size):
     assert all(len(sampler) == len(indices(sampler)) for sampler in samplers)
 
 
-@pytest.mark.parametrize(("batch_size", "accumulation", "world_size"), [(12, 1, 1), (4, 3, 1), (6, 1, 2), (2, 2, 3), (4, 1, 3)])
+@pytest.mark.parametrize(
+    ("batch_size", "accumulation", "world_size"),
+    [(12, 1, 1), (4, 3, 1), (6, 1, 2), (2, 2, 3), (4, 1, 3)],
+)
 def test_a_global_batch_is_the_same_however_it_is_made_up(batch_size, accumulation, world_size):
     order = np.concatenate(indices(TrainSampler(40, 12, 1, 0, 1, seed=3)))
-    ranks = [indices(TrainSampler(40, batch_size, accumulation, rank, world_size, seed=3)) for rank in range(world_size)]
+    ranks = [
+        indices(TrainSampler(40, batch_size, accumulation, rank, world_size, seed=3))
+        for rank in range(world_size)
+    ]
     for step in range(3):
-        parts = [np.concatenate(batches[step * accumulation : (step + 1) * accumulation]) for batches in ranks]
+        parts = [
+            np.concatenate(batches[step * accumulation : (step + 1) * accumulation])
+            for batches in ranks
+        ]
         assert np.concatenate(parts).tolist() == order[step * 12 : (step + 1) * 12].tolist()
 
 
@@ -67,22 +87,34 @@ def grouped(batch_size, accumulation=1, rank=0, world_size=1, seed=1, epoch=0):
     return sampler
 
 
-@pytest.mark.parametrize(("batch_size", "accumulation", "world_size"), [(5, 1, 1), (4, 2, 1), (3, 1, 2), (2, 2, 3), (10, 1, 2)])
+@pytest.mark.parametrize(
+    ("batch_size", "accumulation", "world_size"),
+    [(5, 1, 1), (4, 2, 1), (3, 1, 2), (2, 2, 3), (10, 1, 2)],
+)
 def test_groups_have_batches_of_their_own_and_share_the_rests(batch_size, accumulation, world_size):
-    ranks = [indices(grouped(batch_size, accumulation, rank, world_size)) for rank in range(world_size)]
-    plain = [indices(TrainSampler(61, batch_size, accumulation, rank, world_size, seed=1)) for rank in range(world_size)]
+    ranks = [
+        indices(grouped(batch_size, accumulation, rank, world_size)) for rank in range(world_size)
+    ]
+    plain = [
+        indices(TrainSampler(61, batch_size, accumulation, rank, world_size, seed=1))
+        for rank in range(world_size)
+    ]
     assert np.array(ranks).shape == np.array(plain).shape
     assert sorted(np.ravel(ranks)) == sorted(np.ravel(plain))
     batches = [batch for batches in ranks for batch in batches]
     mixed = [batch for batch in batches if len(set(GROUPS[batch])) > 1]
-    assert len(mixed) * batch_size <= 2 * (batch_size - 1)  # each group's rest is smaller than a batch
+    assert len(mixed) * batch_size <= 2 * (
+        batch_size - 1
+    )  # each group's rest is smaller than a batch
 
 
 def test_grouped_batches_come_in_another_order_in_every_epoch_and_no_image_is_left_out_for_ever():
     epochs = [indices(grouped(8, epoch=epoch)) for epoch in range(20)]
     assert epochs[3] == indices(grouped(8, epoch=3))
     assert epochs[0] != epochs[1] != indices(grouped(8, epoch=1, seed=2))
-    times = np.bincount(np.concatenate([index for batches in epochs for index in batches]), minlength=61)
+    times = np.bincount(
+        np.concatenate([index for batches in epochs for index in batches]), minlength=61
+    )
     assert times.min() > 12
     assert len({tuple(GROUPS[batch[0]] for batch in batches) for batches in epochs}) > 4
 
@@ -122,5 +154,7 @@ def test_the_order_without_groups():
 
 
 def test_a_global_batch_larger_than_the_set_is_refused():
-    with pytest.raises(ValueError, match="global batch 16 x 2 x 4 must not exceed the 100 training images"):
+    with pytest.raises(
+        ValueError, match="global batch 16 x 2 x 4 must not exceed the 100 training images"
+    ):
         TrainSampler(100, 16, 2, 0, 4, seed=0)

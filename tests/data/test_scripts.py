@@ -36,13 +36,19 @@ def run(monkeypatch, capfd):
 
 def test_check_dataset_reports_what_is_there(run, folder, tmp_path):
     (folder / "val" / "class1" / "001.jpg").write_bytes(b"")
-    result = run("scripts/check_dataset.py", f"root={folder}", "workers=0", f"output={tmp_path / 'bad.txt'}")
+    result = run(
+        "scripts/check_dataset.py", f"root={folder}", "workers=0", f"output={tmp_path / 'bad.txt'}"
+    )
     assert result.returncode == 1, result.stderr
     assert "22 good and 0 bad files" in result.stdout
     assert "6 good and 1 bad files" in result.stdout
-    assert "3 classes with 7 images in the median, fewest 7 (class1), most 8 (class0)" in result.stdout
+    assert (
+        "3 classes with 7 images in the median, fewest 7 (class1), most 8 (class0)" in result.stdout
+    )
     assert "height 47 to 47" in result.stdout
-    assert (tmp_path / "bad.txt").read_text() == f"{folder / 'val' / 'class1' / '001.jpg'}: empty file\n"
+    assert (
+        tmp_path / "bad.txt"
+    ).read_text() == f"{folder / 'val' / 'class1' / '001.jpg'}: empty file\n"
 
 
 def test_pack_tar_then_check(run, folder, tmp_path):
@@ -60,13 +66,20 @@ def test_check_dataset_knows_coco(run, tmp_path):
     write_coco(write_coco(tmp_path), split="val2017", file="instances_val2017.json")
     good = run("scripts/check_dataset.py", f"root={tmp_path}", "workers=0")
     assert good.returncode == 0, good.stdout + good.stderr
-    assert good.stdout.count("9 good and 0 bad files") == 2  # train and val; no test, which would be val again
-    assert "3 classes with 2 objects in the median, fewest 1 (kind 9), most 8 (kind 1)" in good.stdout
+    assert (
+        good.stdout.count("9 good and 0 bad files") == 2
+    )  # train and val; no test, which would be val again
+    assert (
+        "3 classes with 2 objects in the median, fewest 1 (kind 9), most 8 (kind 1)" in good.stdout
+    )
     Image.new("RGB", (7, 5)).save(tmp_path / "train/3.png")
     bad = run("scripts/check_dataset.py", f"root={tmp_path}", "workers=0")
     assert bad.returncode == 1
     assert "8 good and 1 bad files" in bad.stdout
-    assert f"{tmp_path}/train/3.png: height x width must be 50 x 30, as train.json has it, got 5 x 7" in bad.stdout
+    assert (
+        f"{tmp_path}/train/3.png: height x width must be 50 x 30, as train.json has it, got 5 x 7"
+        in bad.stdout
+    )
 
 
 def test_a_wrong_root_is_one_sentence(tmp_path):
@@ -75,15 +88,22 @@ def test_a_wrong_root_is_one_sentence(tmp_path):
         [sys.executable, f"scripts/{script}.py", f"root={tmp_path / 'nowhere'}", *extra]
         for script, extra in (("check_dataset", []), ("pack_tar", [f"output={tmp_path}"]))
     ]
-    processes = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for command in commands]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
     for process in processes:
         _, stderr = process.communicate()
         assert process.returncode == 1
-        assert stderr.startswith(f"error: {tmp_path / 'nowhere'} must hold the folders train and val")
+        assert stderr.startswith(
+            f"error: {tmp_path / 'nowhere'} must hold the folders train and val"
+        )
         assert len(stderr.splitlines()) == 1
 
 
-@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities of TorchVision are deprecated")
+@pytest.mark.filterwarnings(
+    "ignore:The image decoding and encoding capabilities of TorchVision are deprecated"
+)
 def test_bench_data_runs(run):
     result = run("scripts/bench_data.py", "--images", "10", "--rounds", "1", "--workers", "0")
     assert result.returncode == 0, result.stderr

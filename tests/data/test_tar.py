@@ -38,7 +38,9 @@ def test_batches_are_those_of_the_folder(shared_folder, tmp_path, workers):
         sets = [create_dataset(kind, root, split, training=training, image_size=24) for kind, root in
                 (("imagefolder", shared_folder), ("tar", tmp_path))]  # fmt: skip
         assert sets[0].class_names == sets[1].class_names
-        some, others = (list(create_loader(dataset, 4, training=training, workers=workers)) for dataset in sets)
+        some, others = (
+            list(create_loader(dataset, 4, training=training, workers=workers)) for dataset in sets
+        )
         assert_same_batches(some, others)
 
 
@@ -48,7 +50,10 @@ def test_a_packed_set_tells_which_files_were_not_packed(folder, tmp_path):
     packed(folder, tmp_path / "tar")
     packed(folder, tmp_path / "tar", "val")
     notes = [create_dataset("tar", tmp_path / "tar", split).notes for split in ("train", "val")]
-    assert notes == [(f"{tmp_path}/tar/train.index: files passed over for their endings (2): .gif 2",), ()]
+    assert notes == [
+        (f"{tmp_path}/tar/train.index: files passed over for their endings (2): .gif 2",),
+        (),
+    ]
     assert str(folder).encode() not in (tmp_path / "tar" / "train.index").read_bytes()
 
 
@@ -66,7 +71,10 @@ def test_shards_are_plain_tar_files(shared_folder, tmp_path):
     with tarfile.open(tmp_path / "train-00000.tar") as archive:
         names = archive.getnames()
         assert names[:2] == ["class0/000.jpg", "class0/003.jpg"]
-        assert archive.extractfile(names[0]).read() == (shared_folder / "train" / names[0]).read_bytes()
+        assert (
+            archive.extractfile(names[0]).read()
+            == (shared_folder / "train" / names[0]).read_bytes()
+        )
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(shared_folder, tmp_path, monkeypatch):
@@ -102,7 +110,9 @@ def test_an_image_that_moved_to_another_class_is_packed_again(folder, tmp_path):
     packed(folder, tmp_path / "tar")
     dataset = create_dataset("tar", tmp_path / "tar")
     names = [dataset.index.name(index).decode() for index in range(22)]
-    assert names == sorted(str(path.relative_to(folder / "train")) for path in folder.glob("train/*/*"))
+    assert names == sorted(
+        str(path.relative_to(folder / "train")) for path in folder.glob("train/*/*")
+    )
     assert [dataset.target(index) for index in range(22)] == [int(name[5]) for name in names]
 
 
@@ -131,7 +141,9 @@ def test_a_damaged_member_is_a_bad_file_and_a_short_shard_is_refused(shared_fold
     assert loaded.batch.indices.tolist() == [5]
     assert loaded.bad[0].message == f"{shard}/{dataset.index.name(4).decode()}: not an image"
     shard.write_bytes(content[:2000])
-    with pytest.raises(ValueError, match=r"train-00000\.tar must have \d+ bytes, as its index says, got 2000"):
+    with pytest.raises(
+        ValueError, match=r"train-00000\.tar must have \d+ bytes, as its index says, got 2000"
+    ):
         create_dataset("tar", tmp_path)
     shard.unlink()
     with pytest.raises(ValueError, match="as its index says, got no file"):
@@ -151,7 +163,9 @@ def test_a_shard_that_is_cut_while_the_run_goes_on(shared_folder, tmp_path):
 def test_links_are_not_packed(folder, tmp_path):
     link = folder / "train/class1/link.jpg"
     link.symlink_to("/etc/hostname")
-    with pytest.raises(ValueError, match=r"link\.jpg is a link: what is packed must lie in the folder itself"):
+    with pytest.raises(
+        ValueError, match=r"link\.jpg is a link: what is packed must lie in the folder itself"
+    ):
         packed(folder, tmp_path / "tar")
     link.unlink()
     (folder / "train/class9").symlink_to(folder / "val/class1")
@@ -165,7 +179,9 @@ def test_a_member_that_is_no_plain_file_is_bad(shared_folder, tmp_path):
     dataset = create_dataset("tar", tmp_path, training=True, image_size=16)
     shard = tmp_path / "train-00000.tar"
     content = bytearray(shard.read_bytes())
-    content[int(dataset.index.extra["offsets"][4]) - 512 + 156] = ord("2")  # the kind of a symbolic link
+    content[int(dataset.index.extra["offsets"][4]) - 512 + 156] = ord(
+        "2"
+    )  # the kind of a symbolic link
     shard.write_bytes(content)
     loaded = dataset.load(np.array([4]))
     assert loaded.batch.indices.tolist() == [5]
@@ -175,7 +191,10 @@ def test_a_member_that_is_no_plain_file_is_bad(shared_folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": b"../../etc/passwd"}, r"names '\.\./\.\./etc/passwd': names must not be absolute or contain '\.\.'"),
+        (
+            {"name": b"../../etc/passwd"},
+            r"names '\.\./\.\./etc/passwd': names must not be absolute or contain '\.\.'",
+        ),
         ({"name": b"/etc/passwd"}, "names '/etc/passwd': names must not be absolute"),
         ({"name": b"class0/a..b.jpg"}, None),
         ({"offsets": -512}, "outside its shards"),
@@ -194,7 +213,9 @@ def test_an_index_that_leads_elsewhere_is_refused(shared_folder, tmp_path, chang
     arrays = {key: value.copy() for key, value in {"targets": index.targets, **index.extra}.items()}
     for key in arrays.keys() & change.keys():
         arrays[key][3] = change[key]
-    FileIndex.build(names, arrays.pop("targets"), change.get("facts", index.facts), **arrays).save(path)
+    FileIndex.build(names, arrays.pop("targets"), change.get("facts", index.facts), **arrays).save(
+        path
+    )
     if message is None:
         assert len(create_dataset("tar", tmp_path)) == 22
     else:

@@ -12,10 +12,24 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms import functional as TF
 
 from dkcls.data.torchvision_sets import Pixels
-from dkcls.data.transforms import EvalTransform, TrainTransform, jitter_colors, random_crop_box, resize
+from dkcls.data.transforms import (
+    EvalTransform,
+    TrainTransform,
+    jitter_colors,
+    random_crop_box,
+    resize,
+)
 from tests.data.common import photograph
 
-SIZES = [(47, 61), (375, 500), (500, 375), (10, 400), (400, 10), (1, 1), (64, 64)]  # the long ones come to the fallback
+SIZES = [
+    (47, 61),
+    (375, 500),
+    (500, 375),
+    (10, 400),
+    (400, 10),
+    (1, 1),
+    (64, 64),
+]  # the long ones come to the fallback
 
 
 def tensor(image: Image.Image) -> torch.Tensor:
@@ -24,7 +38,8 @@ def tensor(image: Image.Image) -> torch.Tensor:
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize(
-    ("scale", "ratio"), [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.5, 0.6), (0.9, 1.5)), ((0.9, 1.0), (2.0, 3.0))]
+    ("scale", "ratio"),
+    [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.5, 0.6), (0.9, 1.5)), ((0.9, 1.0), (2.0, 3.0))],
 )
 def test_crop_boxes_are_torchvisions(height, width, scale, ratio):
     image = torch.empty(3, height, width, dtype=torch.uint8)
@@ -51,7 +66,9 @@ def test_pixels_are_pils(width, height, interpolation):
         assert difference.max() <= (1 if interpolation == "bilinear" else 2)
         assert (difference > 1).float().mean() <= 1e-4
         means.append(difference.float().mean().item())
-    assert sum(means) / len(means) <= (0.05 if width > height else 0.08)  # of standing images more crops are near 224 wide
+    assert sum(means) / len(means) <= (
+        0.05 if width > height else 0.08
+    )  # of standing images more crops are near 224 wide
 
 
 def test_training_crops_flips_and_nothing_else():
@@ -59,7 +76,9 @@ def test_training_crops_flips_and_nothing_else():
     flips = 0
     for key in range(20):
         ours = TrainTransform(64, color_jitter=0.0)(Pixels(image), key)
-        top, left, h, w = random_crop_box(90, 120, (0.08, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(key))
+        top, left, h, w = random_crop_box(
+            90, 120, (0.08, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(key)
+        )
         straight = resize(image[:, top : top + h, left : left + w], 64, 64)
         assert torch.equal(ours, straight) != torch.equal(ours, straight.flip(-1))
         flips += torch.equal(ours, straight.flip(-1))
@@ -69,8 +88,12 @@ def test_training_crops_flips_and_nothing_else():
 def test_training_crops_are_resized_as_asked():
     image = photograph(2, 120, 90)
     for key in range(8):
-        ours = TrainTransform(64, color_jitter=0.0, hflip=0.0, interpolation="bicubic")(Pixels(tensor(image)), key)
-        top, left, h, w = random_crop_box(90, 120, (0.08, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(key))
+        ours = TrainTransform(64, color_jitter=0.0, hflip=0.0, interpolation="bicubic")(
+            Pixels(tensor(image)), key
+        )
+        top, left, h, w = random_crop_box(
+            90, 120, (0.08, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(key)
+        )
         cropped = image.crop((left, top, left + w, top + h))
         cubic = tensor(cropped.resize((64, 64), Image.Resampling.BICUBIC))
         linear = tensor(cropped.resize((64, 64), Image.Resampling.BILINEAR))
@@ -83,16 +106,25 @@ def test_hflip_0_is_never_and_1_always(hflip):
     image = tensor(photograph(2, 120, 90))
     for key in range(8):
         ours = TrainTransform(64, color_jitter=0.0, hflip=hflip)(Pixels(image), key)
-        top, left, h, w = random_crop_box(90, 120, (0.08, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(key))
+        top, left, h, w = random_crop_box(
+            90, 120, (0.08, 1.0), (3 / 4, 4 / 3), torch.Generator().manual_seed(key)
+        )
         straight = resize(image[:, top : top + h, left : left + w], 64, 64)
         assert torch.equal(ours, straight.flip(-1) if hflip else straight)
 
 
-@pytest.mark.parametrize(("width", "height"), [(500, 375), (333, 500), (256, 256), (100, 81), (224, 640)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(500, 375), (333, 500), (256, 256), (100, 81), (224, 640)]
+)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_evaluation_agrees_with_timms(width, height, interpolation):
     image = photograph(3, width, height)
-    options = {"is_training": False, "interpolation": interpolation, "crop_pct": 0.875, "use_prefetcher": True}
+    options = {
+        "is_training": False,
+        "interpolation": interpolation,
+        "crop_pct": 0.875,
+        "use_prefetcher": True,
+    }
     timms = torch.as_tensor(create_transform(224, **options)(image))
     ours = EvalTransform(224, 0.875, interpolation)(Pixels(tensor(image)), key=0)
     difference = (ours.int() - timms.int()).abs()
@@ -109,7 +141,9 @@ def test_jitter_does_what_torchvisions_operations_do():
         ours = jitter_colors(image, 0.4, torch.Generator().manual_seed(seed))
         order = torch.randperm(3, generator=generator).tolist()
         factors = torch.empty(3).uniform_(0.6, 1.4, generator=generator).tolist()
-        expected = image / 255  # of bytes, torchvision cuts off to a whole level after each operation
+        expected = (
+            image / 255
+        )  # of bytes, torchvision cuts off to a whole level after each operation
         for operation in order:
             expected = changes[operation](expected, factors[operation])
         assert (ours - expected * 255).abs().max() <= 0.55  # and its grey weighs red with 0.2989
@@ -128,7 +162,12 @@ def test_jitter_does_not_depend_on_the_number_of_threads():
         results = []
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            results.append([jitter_colors(image, 0.4, torch.Generator().manual_seed(seed)) for seed in range(6)])
+            results.append(
+                [
+                    jitter_colors(image, 0.4, torch.Generator().manual_seed(seed))
+                    for seed in range(6)
+                ]
+            )
     finally:
         torch.set_num_threads(threads)
     for other in results[1:]:
@@ -136,13 +175,19 @@ def test_jitter_does_not_depend_on_the_number_of_threads():
 
 
 @pytest.mark.parametrize("options", [{"rand_augment": "rand-m9-n2-mstd0.5"}, {"erase_prob": 1.0}])
-def test_timms_augmentations_are_a_function_of_the_key_and_leave_the_global_generators_alone(options):
+def test_timms_augmentations_are_a_function_of_the_key_and_leave_the_global_generators_alone(
+    options,
+):
     image = tensor(photograph(7, 90, 70))
     plain = TrainTransform(48, color_jitter=0.0, mean=(0.5,) * 3, std=(0.2,) * 3)
     transform = TrainTransform(48, color_jitter=0.0, mean=(0.5,) * 3, std=(0.2,) * 3, **options)
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     results = [transform(Pixels(image), key) for key in range(6)]
-    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
+    assert (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    ) == states
     random.seed(5)
     np.random.seed(6)
     torch.manual_seed(7)
@@ -181,7 +226,10 @@ def test_erasing_changes_a_part_only():
         ({"scale": (0.5, 0.1)}, r"scale must be a range .* got \(0\.5, 0\.1\)"),
         ({"ratio": (0.0, 1.0)}, "ratio must be a range"),
         ({"hflip": 1.5}, "hflip, color_jitter and erase_prob must be from 0 to 1, got 1.5"),
-        ({"rand_augment": "rand-m9", "mean": (0.5,)}, "rand_augment needs images of 3 channels, got 1"),
+        (
+            {"rand_augment": "rand-m9", "mean": (0.5,)},
+            "rand_augment needs images of 3 channels, got 1",
+        ),
     ],
 )
 def test_wrong_settings_are_named(options, message):
@@ -191,7 +239,9 @@ def test_wrong_settings_are_named(options, message):
 
 @pytest.mark.parametrize("make", [EvalTransform, TrainTransform])
 def test_an_unknown_interpolation_is_refused(make):
-    with pytest.raises(ValueError, match="interpolation must be bilinear or bicubic, got 'lanczos'"):
+    with pytest.raises(
+        ValueError, match="interpolation must be bilinear or bicubic, got 'lanczos'"
+    ):
         make(32, interpolation="lanczos")
 
 

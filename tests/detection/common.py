@@ -21,10 +21,14 @@ def write_coco(root: Path, train: int = 6, val: int = 5) -> Path:
     """Canvases of the embedded set as files, half of them of another shape: root/train2017/*.png and its annotations."""
     (root / "annotations").mkdir(parents=True)
     for split, count in (("train", train), ("val", val)):
-        dataset = create_dataset("deformed_detection", split=split, length=count, image_size=64, object_scale=(0.4, 1.5))
+        dataset = create_dataset(
+            "deformed_detection", split=split, length=count, image_size=64, object_scale=(0.4, 1.5)
+        )
         truth, folder = dataset.coco(), root / f"{split}2017"
         folder.mkdir()
-        for number, (row, image) in enumerate(zip(truth["images"], dataset.load(np.arange(count)).batch.images, strict=True)):
+        for number, (row, image) in enumerate(
+            zip(truth["images"], dataset.load(np.arange(count)).batch.images, strict=True)
+        ):
             picture = Image.fromarray(image[0].numpy())
             if number % 2:  # wider, to the right of all objects
                 wide = Image.new("L", (80, 64))

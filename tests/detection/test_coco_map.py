@@ -17,7 +17,14 @@ from dkcls.detection.coco_map import METRICS, coco_map, result_rows
 def truth_of(objects, images=4, categories=3):
     """objects: (image, category, bbox) or with iscrowd."""
     annotations = [
-        {"id": i, "image_id": row[0], "category_id": row[1], "bbox": row[2], "area": row[2][2] * row[2][3], "iscrowd": crowd}
+        {
+            "id": i,
+            "image_id": row[0],
+            "category_id": row[1],
+            "bbox": row[2],
+            "area": row[2][2] * row[2][3],
+            "iscrowd": crowd,
+        }
         for i, (*row, crowd) in enumerate(((*o, 0) if len(o) == 3 else o for o in objects), 1)
     ]
     return {
@@ -42,9 +49,20 @@ def case():
             category = int(generator.integers(1, 4))
             objects.append((image, category, [*corner.tolist(), *side.tolist()], int(number == 5)))
             for _ in range(generator.integers(0, 3)):
-                moved = np.concatenate([corner, side]) + generator.normal(0, 0.08, 4) * [*side, *side]
+                moved = np.concatenate([corner, side]) + generator.normal(0, 0.08, 4) * [
+                    *side,
+                    *side,
+                ]
                 rows.append(row(image, category, moved.tolist(), generator.uniform()))
-    rows += [row(int(generator.integers(12)), 2, generator.uniform(5, 70, 4).tolist(), generator.uniform()) for _ in range(40)]
+    rows += [
+        row(
+            int(generator.integers(12)),
+            2,
+            generator.uniform(5, 70, 4).tolist(),
+            generator.uniform(),
+        )
+        for _ in range(40)
+    ]
     return truth_of(objects, images=12), rows
 
 
@@ -58,7 +76,10 @@ def by_hand(truth, rows, areas=(32**2, 96**2)):
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    return {name: 100 * value if value > -1 else math.nan for name, value in zip(METRICS, evaluation.stats, strict=True)}
+    return {
+        name: 100 * value if value > -1 else math.nan
+        for name, value in zip(METRICS, evaluation.stats, strict=True)
+    }
 
 
 @pytest.mark.parametrize("areas", [(32**2, 96**2), (14**2, 40**2)])
@@ -79,10 +100,17 @@ def ties():
     for image in range(12):
         for _ in range(6):
             corner, side = generator.uniform(0, 80, 2), generator.uniform(10, 120, 2)
-            objects.append((image, int(generator.integers(1, 3)), [*corner.tolist(), *side.tolist()]))
+            objects.append(
+                (image, int(generator.integers(1, 3)), [*corner.tolist(), *side.tolist()])
+            )
             for _ in range(5):
-                moved = np.concatenate([corner, side]) + generator.normal(0, 0.15, 4) * [*side, *side]
-                rows.append(row(image, objects[-1][1], moved.tolist(), round(generator.uniform(), 1)))
+                moved = np.concatenate([corner, side]) + generator.normal(0, 0.15, 4) * [
+                    *side,
+                    *side,
+                ]
+                rows.append(
+                    row(image, objects[-1][1], moved.tolist(), round(generator.uniform(), 1))
+                )
     return truth_of(objects, images=12), random.Random(0).sample(rows, len(rows))
 
 
@@ -105,14 +133,25 @@ def test_figures_do_not_depend_on_which_rank_has_which_image(ties, ranks):
 def test_a_case_on_paper():
     """Two objects of one class. By score: one found exactly, one wrong, one found with an overlap of 0.6."""
     truth = truth_of([(0, 1, [0, 0, 100, 100]), (1, 1, [0, 0, 10, 10])])
-    rows = [row(0, 1, [0, 0, 100, 100], 0.9), row(2, 1, [0, 0, 50, 50], 0.8), row(1, 1, [0, 0, 10, 6], 0.7)]
+    rows = [
+        row(0, 1, [0, 0, 100, 100], 0.9),
+        row(2, 1, [0, 0, 50, 50], 0.8),
+        row(1, 1, [0, 0, 10, 6], 0.7),
+    ]
     figures = coco_map(truth, rows)
     # 101 points of recall: precision 1 up to 0.5, and 2/3 above where the second is found, else 0.
     half, both = 51 / 101, (51 + 50 * 2 / 3) / 101
     expected = {
         **{"map": 100 * (3 * both + 7 * half) / 10, "ap50": 100 * both, "ap75": 100 * half},
         **{"ap_small": 30.0, "ap_medium": math.nan, "ap_large": 100.0},
-        **{"ar_1": 65.0, "ar_10": 65.0, "ar_100": 65.0, "ar_small": 30.0, "ar_medium": math.nan, "ar_large": 100.0},
+        **{
+            "ar_1": 65.0,
+            "ar_10": 65.0,
+            "ar_100": 65.0,
+            "ar_small": 30.0,
+            "ar_medium": math.nan,
+            "ar_large": 100.0,
+        },
     }
     assert figures == pytest.approx(expected, nan_ok=True)
 
@@ -121,9 +160,13 @@ def test_areas_tell_small_from_large():
     truth = truth_of([(0, 1, [0, 0, 10, 10]), (1, 1, [0, 0, 20, 20]), (2, 1, [0, 0, 40, 40])])
     rows = [row(1, 1, [0, 0, 20, 20], 0.9)]
     names = ("ap_small", "ap_medium", "ap_large")
-    assert [coco_map(truth, rows, (15**2, 30**2))[name] for name in names] == pytest.approx([0, 100, 0])
+    assert [coco_map(truth, rows, (15**2, 30**2))[name] for name in names] == pytest.approx(
+        [0, 100, 0]
+    )
     expected = [math.nan, math.nan, 100 * 34 / 101]
-    assert [coco_map(truth, rows, (5**2, 8**2))[name] for name in names] == pytest.approx(expected, nan_ok=True)
+    assert [coco_map(truth, rows, (5**2, 8**2))[name] for name in names] == pytest.approx(
+        expected, nan_ok=True
+    )
 
 
 def test_nothing_found_is_zero_and_nothing_to_find_is_nan():
@@ -144,7 +187,14 @@ def test_an_annotation_may_have_the_id_0():
     truth = truth_of([(0, 1, [0, 0, 40, 40])])
     truth["annotations"][0]["id"] = 0
     assert coco_map(truth, [row(0, 1, [0, 0, 40, 40], 0.5)])["map"] == pytest.approx(100)
-    assert truth["annotations"][0].keys() == {"id", "image_id", "category_id", "bbox", "area", "iscrowd"}  # left as it was
+    assert truth["annotations"][0].keys() == {
+        "id",
+        "image_id",
+        "category_id",
+        "bbox",
+        "area",
+        "iscrowd",
+    }  # left as it was
 
 
 def test_only_the_images_asked_for_count():
@@ -172,7 +222,10 @@ def test_rows_of_a_detectors_output():
     ("arguments", "message"),
     [
         ({"areas": (100, 10)}, r"areas must be two increasing numbers of pixels, got \(100, 10\)"),
-        ({"detections": [row(9, 1, [0, 0, 1, 1], 0.5)]}, "must be of the images of the truth, got image 9"),
+        (
+            {"detections": [row(9, 1, [0, 0, 1, 1], 0.5)]},
+            "must be of the images of the truth, got image 9",
+        ),
         ({"images": [0, 8]}, "must be of the images of the truth, got image 8"),
     ],
 )

@@ -22,7 +22,15 @@ from tests.detection.common import write_coco
 from tests.engine.checkpoints import write_checkpoint
 
 INPUT = Input(3, 64, 1.0, "bilinear", [0.5] * 3, [0.2] * 3)
-SMALL = DetectorConfig(min_size=64, max_size=64, fpn_channels=8, box_channels=16, proposals=20, box_samples=8, anchor_samples=8)
+SMALL = DetectorConfig(
+    min_size=64,
+    max_size=64,
+    fpn_channels=8,
+    box_channels=16,
+    proposals=20,
+    box_samples=8,
+    anchor_samples=8,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +46,36 @@ def test_every_row_of_the_paper_takes_a_step(row, coco):
     classifier = next(paper for paper in PAPER if paper.name == row.name)
     assert config.task == "detection"
     assert (config.model.name, config.model.arguments()) == (classifier.base, classifier.arguments)
-    assert (config.schedule.epochs, config.schedule.drop_epochs, config.schedule.warmup_steps) == (12, [8, 11], 500)
-    assert (config.learning_rate, config.train.batch_size, config.optim.weight_decay) == (pytest.approx(0.02), 16, 1e-4)
+    assert (config.schedule.epochs, config.schedule.drop_epochs, config.schedule.warmup_steps) == (
+        12,
+        [8, 11],
+        500,
+    )
+    assert (config.learning_rate, config.train.batch_size, config.optim.weight_decay) == (
+        pytest.approx(0.02),
+        16,
+        1e-4,
+    )
     assert config.detector == DetectorConfig()
-    parts = build(replace(config, detector=replace(SMALL, min_size=32, max_size=48)), World(torch.device("cpu")))
+    parts = build(
+        replace(config, detector=replace(SMALL, min_size=32, max_size=48)),
+        World(torch.device("cpu")),
+    )
     model = parts.model
     assert [info["reduction"] for info in model.body.feature_info.get_dicts()] == [4, 8, 16, 32]
-    groups = {group["name"]: group for group in parameter_groups(model, config.optim, config.learning_rate)}
-    dynamic = [p for _, generator in offset_generators(model) for p in generator.parameters() if p.requires_grad]
-    assert {id(p) for p in groups.get("generators", {"params": []})["params"]} == {id(p) for p in dynamic}
+    groups = {
+        group["name"]: group
+        for group in parameter_groups(model, config.optim, config.learning_rate)
+    }
+    dynamic = [
+        p
+        for _, generator in offset_generators(model)
+        for p in generator.parameters()
+        if p.requires_grad
+    ]
+    assert {id(p) for p in groups.get("generators", {"params": []})["params"]} == {
+        id(p) for p in dynamic
+    }
     if dynamic:
         multiplier = 0.01 if row.name.startswith("resnet") else 0.1
         assert groups["generators"]["lr"] == pytest.approx(0.02 * multiplier)
@@ -65,18 +94,25 @@ def test_every_row_of_the_paper_takes_a_step(row, coco):
     assert not moved & frozen
     assert {name for name in before if ".bn" in name and name.startswith("backbone.body")} <= frozen
     assert any("layer1" in name or "blocks.0" in name for name in frozen)
-    assert not any("layer2" in name and ".bn" not in name and "downsample" not in name for name in frozen)
+    assert not any(
+        "layer2" in name and ".bn" not in name and "downsample" not in name for name in frozen
+    )
 
 
 @pytest.mark.parametrize(
-    ("weights", "backbone"), [("rigid", "local_dk"), ("local_dk", "local_dk"), ("dcn", "dcn"), ("cond", "cond")]
+    ("weights", "backbone"),
+    [("rigid", "local_dk"), ("local_dk", "local_dk"), ("dcn", "dcn"), ("cond", "cond")],
 )
 def test_a_classifiers_weights_become_the_backbones(tmp_path, weights, backbone):
     """Rigid ones too: the features are then those of the classifier."""
     path = write_checkpoint(tmp_path / "classifier.pt", spatial=weights)
-    config = Config(model=ModelConfig(name="mobilenetv2_nano", pretrained=str(path), spatial=backbone))
+    config = Config(
+        model=ModelConfig(name="mobilenetv2_nano", pretrained=str(path), spatial=backbone)
+    )
     taken = Input(1, 64, 1.0, "bilinear", [0.15], [0.25])
-    detector = create_detector(config.model, DetectorConfig(levels=[1, 2], anchor_sizes=[8, 16, 32]), 10, taken)
+    detector = create_detector(
+        config.model, DetectorConfig(levels=[1, 2], anchor_sizes=[8, 16, 32]), 10, taken
+    )
     load_backbone_(detector.body, config, read_weights(path), 1)
     classifier = load_network(ModelConfig(pretrained=str(path))).model.eval()
     images = torch.randn(2, 1, 64, 64)
@@ -89,7 +125,9 @@ def test_a_classifiers_weights_become_the_backbones(tmp_path, weights, backbone)
 def test_heads_start_the_same_on_every_backbone():
     heads = []
     for spatial in ("rigid", "dcn"):
-        model = create_detector(ModelConfig(name="mobilenetv2_dw", spatial=spatial), SMALL, 3, INPUT, seed=5)
+        model = create_detector(
+            ModelConfig(name="mobilenetv2_dw", spatial=spatial), SMALL, 3, INPUT, seed=5
+        )
         heads.append(model.get_classifier().state_dict())
     assert all(torch.equal(value, heads[1][name]) for name, value in heads[0].items())
 
@@ -99,7 +137,9 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match="strides from 4 to 32"):
         pyramid_levels([1, 2])
     with pytest.raises(UserError, match="one for each of the 3 feature maps and one for the pool"):
-        create_detector(ModelConfig(name="mobilenetv2_dw"), DetectorConfig(levels=[1, 2, 3]), 3, INPUT)
+        create_detector(
+            ModelConfig(name="mobilenetv2_dw"), DetectorConfig(levels=[1, 2, 3]), 3, INPUT
+        )
     cpu = World(torch.device("cpu"))
     with pytest.raises(UserError, match="data with boxes"):
         build(config_of("experiment=det_quickstart", "data=deformed_fashion"), cpu)

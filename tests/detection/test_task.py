@@ -22,18 +22,24 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
-    return create_detector(ModelConfig(name="mobilenetv2_nano"), DetectorConfig(**OPTIONS), 3, INPUT).eval()
+    return create_detector(
+        ModelConfig(name="mobilenetv2_nano"), DetectorConfig(**OPTIONS), 3, INPUT
+    ).eval()
 
 
 def batch_of(*images, indices=None) -> DetectionBatch:
-    return DetectionBatch(list(images), [], torch.arange(len(images)) if indices is None else torch.tensor(indices))
+    return DetectionBatch(
+        list(images), [], torch.arange(len(images)) if indices is None else torch.tensor(indices)
+    )
 
 
 def test_the_body_is_fed_normalised_images(detector):
     """(pixel / 255 - mean) / std; nothing is resized at 32 x 32."""
     pixels = torch.arange(1024).view(1, 32, 32) % 256
     fed = []
-    handle = detector.body.register_forward_pre_hook(lambda module, arguments: fed.append(arguments[0]))
+    handle = detector.body.register_forward_pre_hook(
+        lambda module, arguments: fed.append(arguments[0])
+    )
     with torch.inference_mode():
         detector(Detection(None, WORLD.device).images(batch_of(pixels.byte())))
     handle.remove()
@@ -60,7 +66,10 @@ def test_every_option_of_the_detector_is_where_torchvision_reads_it(detector):
 class Losses(nn.Module):
     def forward(self, images, targets):
         names = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
-        return {name: torch.tensor(value) for name, value in zip(names, (1.0, 2.0, 4.0, 8.0), strict=True)}
+        return {
+            name: torch.tensor(value)
+            for name, value in zip(names, (1.0, 2.0, 4.0, 8.0), strict=True)
+        }
 
 
 def test_losses_are_means_over_images():
@@ -69,7 +78,9 @@ def test_losses_are_means_over_images():
     total, counts = task.loss(Losses(), batch_of(image, image, image))
     assert total.item() == 15
     assert counts.tolist() == [3, 45, 3, 6, 12, 24]
-    more = counts + torch.tensor([1.0, 5.0, 1.0, 2.0, 0.0, 2.0])  # a batch of one image with smaller losses
+    more = counts + torch.tensor(
+        [1.0, 5.0, 1.0, 2.0, 0.0, 2.0]
+    )  # a batch of one image with smaller losses
     assert task.summarize(task.counts, more.tolist()) == {
         **{
             "loss": 12.5,
@@ -98,7 +109,8 @@ class Three:
         return {
             "images": [{"id": 100 + i, "width": 50, "height": 50} for i in range(3)],
             "annotations": [
-                {"id": i + 1, "image_id": 100 + i, "category_id": 30, "iscrowd": 0, **box} for i, box in enumerate(boxes)
+                {"id": i + 1, "image_id": 100 + i, "category_id": 30, "iscrowd": 0, **box}
+                for i, box in enumerate(boxes)
             ],
             "categories": [{"id": 30, "name": "thing"}],
         }

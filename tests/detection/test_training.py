@@ -12,7 +12,16 @@ from PIL import Image
 from dkcls.detection.detector import Detector
 from tests.detection.common import TINY, write_coco
 from tests.engine.checkpoints import write_checkpoint
-from tests.engine.common import ROOT, SMALL, last_state, metric_lines, on_ranks, run_here, run_ranks, same_bits
+from tests.engine.common import (
+    ROOT,
+    SMALL,
+    last_state,
+    metric_lines,
+    on_ranks,
+    run_here,
+    run_ranks,
+    same_bits,
+)
 
 pytestmark = pytest.mark.xdist_group("test_detection")  # its runs are made once
 
@@ -39,7 +48,10 @@ def test_what_a_run_leaves(finished):
     assert result["images"] == 14
     assert {"map", "ap50", "ap75", "best_map", "parameters", "macs"} <= result.keys()
     lines = metric_lines(finished, "tiny")
-    assert [(line["kind"], line["step"]) for line in lines if line["kind"] == "val"] == [("val", 3), ("val", 6)]
+    assert [(line["kind"], line["step"]) for line in lines if line["kind"] == "val"] == [
+        ("val", 3),
+        ("val", 6),
+    ]
     losses = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
     for line in lines:
         if line["kind"] == "train":
@@ -66,7 +78,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_killed_run_goes_on_to_the_bit(finished, monkeypatch, tmp_path):
     arguments = [str(ROOT / "train.py"), *SMALL, *TINY, "train.checkpoint_every=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    dead = subprocess.run([sys.executable, "-c", DYING, *arguments], cwd=tmp_path, env=environment, capture_output=True)
+    dead = subprocess.run(
+        [sys.executable, "-c", DYING, *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+    )
     assert dead.returncode == -9
     assert last_state(tmp_path, "tiny")["step"] == 4
     assert run_here(monkeypatch, tmp_path, *TINY, "train.checkpoint_every=1") == 0
@@ -102,11 +119,23 @@ def test_a_detector_trains_in_half_precision(monkeypatch, tmp_path):
     forward = Detector.forward
 
     def watched(self, *arguments):
-        self.backbone.fpn.register_forward_hook(lambda module, args, out: given.append(out["0"].dtype))
+        self.backbone.fpn.register_forward_hook(
+            lambda module, args, out: given.append(out["0"].dtype)
+        )
         return forward(self, *arguments)
 
     monkeypatch.setattr(Detector, "forward", watched)
-    assert run_here(monkeypatch, tmp_path, *TINY, "train.precision=bf16", "schedule.epochs=1", "schedule.warmup_epochs=0") == 0
+    assert (
+        run_here(
+            monkeypatch,
+            tmp_path,
+            *TINY,
+            "train.precision=bf16",
+            "schedule.epochs=1",
+            "schedule.warmup_epochs=0",
+        )
+        == 0
+    )
     assert set(given) == {torch.bfloat16}
     assert all(value.isfinite().all() for value in last_state(tmp_path, "tiny")["model"].values())
 
@@ -118,9 +147,23 @@ def test_two_ranks_train(tmp_path):
 
 def test_fine_tuned_from_a_folder_in_cocos_layout(finished, monkeypatch, tmp_path):
     """Images of two shapes from files, and a classifier's weights."""
-    classifier, root = write_checkpoint(tmp_path / "classifier.pt", spatial="local_dk"), write_coco(tmp_path / "coco")
-    overrides = [*TINY, "data=coco", f"data.root={root}", "data.length=null", "data.image_size=null"]
-    overrides += ["train.batch_size=2", "model.name=null", "model.depthwise_gain=null", f"model.pretrained={classifier}"]
+    classifier, root = (
+        write_checkpoint(tmp_path / "classifier.pt", spatial="local_dk"),
+        write_coco(tmp_path / "coco"),
+    )
+    overrides = [
+        *TINY,
+        "data=coco",
+        f"data.root={root}",
+        "data.length=null",
+        "data.image_size=null",
+    ]
+    overrides += [
+        "train.batch_size=2",
+        "model.name=null",
+        "model.depthwise_gain=null",
+        f"model.pretrained={classifier}",
+    ]
     overrides += [
         "data.object_scale=null",
         "data.workers=0",
@@ -140,8 +183,16 @@ def test_fine_tuned_from_a_folder_in_cocos_layout(finished, monkeypatch, tmp_pat
     ("script", "overrides", "sentence"),
     [
         ("eval.py", ("checkpoint=runs/tiny/best.pt", "flip=true"), "are for classification"),
-        ("scripts/predict.py", ("checkpoint=runs/tiny/best.pt", "images=."), "must be a network for classification"),
-        ("scripts/export.py", ("checkpoint=runs/tiny/best.pt", "format=onnx"), "must be a network for classification"),
+        (
+            "scripts/predict.py",
+            ("checkpoint=runs/tiny/best.pt", "images=."),
+            "must be a network for classification",
+        ),
+        (
+            "scripts/export.py",
+            ("checkpoint=runs/tiny/best.pt", "format=onnx"),
+            "must be a network for classification",
+        ),
     ],
 )
 def test_what_detectors_are_not_for(finished, monkeypatch, capsys, script, overrides, sentence):
@@ -152,12 +203,23 @@ def test_what_detectors_are_not_for(finished, monkeypatch, capsys, script, overr
 
 
 def test_a_picture_of_detections(finished, monkeypatch):
-    arguments = ("checkpoint=runs/tiny/best.pt", "images=3", "split=val", "threshold=0.0", "output=found.png")
+    arguments = (
+        "checkpoint=runs/tiny/best.pt",
+        "images=3",
+        "split=val",
+        "threshold=0.0",
+        "output=found.png",
+    )
     assert run_here(monkeypatch, finished, *arguments, script="scripts/draw_detections.py") == 0
     with Image.open(finished / "found.png") as picture:
         colours = picture.convert("RGB").getcolors(picture.width * picture.height)
     assert (
-        sum(1 for _, (red, green, blue) in colours if max(red, green, blue) - min(red, green, blue) > 60) > 20
+        sum(
+            1
+            for _, (red, green, blue) in colours
+            if max(red, green, blue) - min(red, green, blue) > 60
+        )
+        > 20
     )  # boxes on grey
 
 
@@ -168,8 +230,14 @@ def test_the_comparison_from_training_to_tables(monkeypatch, tmp_path, capsys):
         (classifiers / f"{name}-0").mkdir(parents=True)
         write_checkpoint(classifiers / f"{name}-0/last.pt", spatial=spatial)
     rows = ["rigid_scratch", "rigid_pretrained", "local4_pretrained", "dcn_pretrained"]
-    small = [override for override in TINY if not override.startswith(("name=", "experiment=", "data=", "data.num_classes"))]
-    small = ["data.length=8" if override.startswith("data.length=") else override for override in small]
+    small = [
+        override
+        for override in TINY
+        if not override.startswith(("name=", "experiment=", "data=", "data.num_classes"))
+    ]
+    small = [
+        "data.length=8" if override.startswith("data.length=") else override for override in small
+    ]
     small += ["schedule.epochs=1", "schedule.warmup_epochs=0"]
     command = [
         f"classifiers={classifiers}",
@@ -178,16 +246,26 @@ def test_the_comparison_from_training_to_tables(monkeypatch, tmp_path, capsys):
         "jobs=1",
     ]
     script = "scripts/reproduce_detection.py"
-    assert run_here(monkeypatch, tmp_path, *command, f"overrides={json.dumps(small)}", script=script) == 0
+    assert (
+        run_here(monkeypatch, tmp_path, *command, f"overrides={json.dumps(small)}", script=script)
+        == 0
+    )
     out = tmp_path / "runs/detection"
     labels = {"rigid": "rigid", "local4": "local 4", "dcn": "DCN"}
-    test = {name: json.loads((out / f"{name}_pretrained-0/test.json").read_text()) for name in labels}
+    test = {
+        name: json.loads((out / f"{name}_pretrained-0/test.json").read_text()) for name in labels
+    }
     table = (out / "report/questions.md").read_text()
     for name in ("local4", "dcn"):
         gain = test[name]["test_map"] - test["rigid"]["test_map"]
-        assert f"| {labels[name]}, from its classifier - rigid, from its classifier | {gain:+.2f}" in table
+        assert (
+            f"| {labels[name]}, from its classifier - rigid, from its classifier | {gain:+.2f}"
+            in table
+        )
     assert len((out / "report/detection.csv").read_text().splitlines()) == 5
-    assert "| rigid, from scratch, learning rate 0.02 | 1 |" in (out / "report/tuning.md").read_text()
+    assert (
+        "| rigid, from scratch, learning rate 0.02 | 1 |" in (out / "report/tuning.md").read_text()
+    )
     assert not (out / "tune_rigid_scratch_lr0.02-0/test.json").exists()
     capsys.readouterr()
     assert run_here(monkeypatch, tmp_path, *command, "studies=[tunning]", script=script) == 1

@@ -16,20 +16,31 @@ from tests.models.common import awake, create, stir
 def write_checkpoint(path: Path, data: DataConfig | None = None, **arguments: Any) -> Path:
     """Of mobilenetv2_nano for the embedded data, or another set's images and classes."""
     config = Config(
-        model=ModelConfig(name="mobilenetv2_nano", **arguments), data=data or DataConfig(name="deformed_fashion", workers=0)
+        model=ModelConfig(name="mobilenetv2_nano", **arguments),
+        data=data or DataConfig(name="deformed_fashion", workers=0),
     )
     dataset = create_dataset(split="val", **config.data.dataset_arguments())
-    model = stir(awake(create(num_classes=dataset.num_classes, in_chans=dataset.channels, **arguments)))
+    model = stir(
+        awake(create(num_classes=dataset.num_classes, in_chans=dataset.channels, **arguments))
+    )
     taken = network_input(config, dataset)
     write(path, {**facts(config, dataset, taken), "model": model.state_dict(), "ema": None})
     return path
 
 
-def write_images(root: Path, count: int, classes: list[str] | None = None, split: str = "val", colour: bool = False) -> Path:
+def write_images(
+    root: Path,
+    count: int,
+    classes: list[str] | None = None,
+    split: str = "val",
+    colour: bool = False,
+) -> Path:
     """The first `count` images of the embedded test split, those of `classes` alone, as root/<split>/<class>/*.png."""
     dataset = create_dataset("deformed_fashion", split="test")
     batch = dataset.load(np.arange(count)).batch
-    for number, (image, target) in enumerate(zip(batch.images.numpy(), batch.targets.tolist(), strict=True)):
+    for number, (image, target) in enumerate(
+        zip(batch.images.numpy(), batch.targets.tolist(), strict=True)
+    ):
         name = dataset.class_names[target]
         folder = root / split / name
         if classes is None or name in classes:

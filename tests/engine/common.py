@@ -36,21 +36,31 @@ RANK_TIMEOUT = 120  # seconds; for ranks that hang
 
 def run_train(folder: Path, *overrides: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     """In `folder`, by torchrun if there are several ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        if ranks > 1
+        else []
+    )
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     # Into files: helpers of a killed process may outlive it, and a pipe would stay open for as long.
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         arguments = [sys.executable, *launcher, str(ROOT / "train.py"), *SMALL, *overrides]
-        done = subprocess.run(arguments, cwd=folder, env=environment, stdout=out, stderr=err, timeout=300)
+        done = subprocess.run(
+            arguments, cwd=folder, env=environment, stdout=out, stderr=err, timeout=300
+        )
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, done.returncode, out.read(), err.read())
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, script: str = "train.py") -> int:
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, script: str = "train.py"
+) -> int:
     """The same in this process, which need not import everything again; or another script. Returns the exit code."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [str(ROOT / script), *(SMALL if script == "train.py" else ()), *overrides])
+    monkeypatch.setattr(
+        sys, "argv", [str(ROOT / script), *(SMALL if script == "train.py" else ()), *overrides]
+    )
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(sys.argv[0], run_name="__main__")
     return exit.value.code or 0  # type: ignore[return-value]
@@ -62,7 +72,10 @@ def on_ranks(folder: Path, work: Callable[[], Any], ranks: int = 2) -> list[Any]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [context.Process(target=_rank, args=(folder, work, rank, ranks, port)) for rank in range(ranks)]
+    processes = [
+        context.Process(target=_rank, args=(folder, work, rank, ranks, port))
+        for rank in range(ranks)
+    ]
     try:
         for process in processes:
             process.start()
@@ -96,13 +109,25 @@ def run_ranks(folder: Path, *overrides: str, ranks: int = 2) -> None:
         return run_here(pytest.MonkeyPatch(), folder, *overrides)
 
     codes = on_ranks(folder, work, ranks)
-    assert codes == [0] * ranks, "\n".join((folder / f"rank{rank}.txt").read_text() for rank in range(ranks))
+    assert codes == [0] * ranks, "\n".join(
+        (folder / f"rank{rank}.txt").read_text() for rank in range(ranks)
+    )
 
 
 def small_config(*overrides: str) -> Config:
     """As train.py has it with SMALL, but for a rigid network and without worker processes."""
-    plain = ("model.name=mobilenetv2_nano", "model.spatial=rigid", "data.workers=0", "data.name=synthetic", "optim.lr=0.1")
-    words = [*(word for word in SMALL if word not in ("experiment=quickstart", "data=synthetic")), *plain, *overrides]
+    plain = (
+        "model.name=mobilenetv2_nano",
+        "model.spatial=rigid",
+        "data.workers=0",
+        "data.name=synthetic",
+        "optim.lr=0.1",
+    )
+    words = [
+        *(word for word in SMALL if word not in ("experiment=quickstart", "data=synthetic")),
+        *plain,
+        *overrides,
+    ]
     return to_config(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(words)))  # type: ignore[arg-type]
 
 
@@ -116,7 +141,10 @@ def last_state(folder: Path, name: str = "small") -> dict[str, Any]:
 
 def metric_lines(folder: Path, name: str = "small") -> list[dict[str, Any]]:
     """Without what depends on the clock and the machine."""
-    lines = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    ]
     return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
 
 

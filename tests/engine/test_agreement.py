@@ -26,7 +26,9 @@ def folder(tmp_path_factory):
     for number in range(IMAGES):
         place = root / "val" / ("n01440764", "n01443537", "n02099601")[number % 3]
         place.mkdir(parents=True, exist_ok=True)
-        photograph(number, 90 + 37 * (number % 7), 80 + 29 * (number % 5)).save(place / f"{number:02d}.jpg", quality=90)
+        photograph(number, 90 + 37 * (number % 7), 80 + 29 * (number % 5)).save(
+            place / f"{number:02d}.jpg", quality=90
+        )
     return root
 
 
@@ -47,11 +49,20 @@ def settle(model: nn.Module, images: torch.Tensor) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("name", "interpolation", "levels", "error_in_mean"),
-    [("resnet50", "bicubic", 2, 0.02), ("mobilenetv2_100", "bicubic", 2, 0.02), ("mobilenetv2_100", "bilinear", 1, 0.01)],
+    [
+        ("resnet50", "bicubic", 2, 0.02),
+        ("mobilenetv2_100", "bicubic", 2, 0.02),
+        ("mobilenetv2_100", "bilinear", 1, 0.01),
+    ],
 )
 def test_logits_are_timms(name, interpolation, levels, error_in_mean, folder, tmp_path):
     """Bicubic is what the weights want; torch rounds bilinear resizing as PIL does but for one level."""
-    options = {"input_size": (3, SIZE, SIZE), "batch_size": IMAGES, "use_prefetcher": False, "num_workers": 0}
+    options = {
+        "input_size": (3, SIZE, SIZE),
+        "batch_size": IMAGES,
+        "use_prefetcher": False,
+        "num_workers": 0,
+    }
     files, model = create_dataset("", root=folder / "val"), create(name)
     cfg = resolve_data_config(model=model)
     assert cfg["interpolation"] == "bicubic"
@@ -63,17 +74,29 @@ def test_logits_are_timms(name, interpolation, levels, error_in_mean, folder, tm
     save_file(model.state_dict(), tmp_path / "w.safetensors")
 
     network = load_network(ModelConfig(name=name, pretrained=str(tmp_path / "w.safetensors")))
-    asked = DataConfig(name="imagefolder", root=str(folder), image_size=SIZE, workers=0, interpolation=interpolation)
+    asked = DataConfig(
+        name="imagefolder",
+        root=str(folder),
+        image_size=SIZE,
+        workers=0,
+        interpolation=interpolation,
+    )
     given = ["data.interpolation"] if interpolation == "bilinear" else []
-    data = evaluation_data(network, asked, ["data=imagenet", "data.image_size", "data.crop_ratio", *given])
+    data = evaluation_data(
+        network, asked, ["data=imagenet", "data.image_size", "data.crop_ratio", *given]
+    )
     dataset = build_dataset(data, "val", 0)
     assert outputs_of(network, dataset.class_names) == [0, 1, 207]
-    task = Figures(network.input.mean, network.input.std, 3, torch.device("cpu"), outputs=range(1000))
+    task = Figures(
+        network.input.mean, network.input.std, 3, torch.device("cpu"), outputs=range(1000)
+    )
     [batch] = our_loader(dataset, IMAGES, training=False)
     with torch.no_grad():
         ours = task.images(batch)
         got = task.logits(network.model.eval(), ours)
-        torch.testing.assert_close(network.model(theirs), expected, rtol=1e-4, atol=1e-5)  # on the same pixels
+        torch.testing.assert_close(
+            network.model(theirs), expected, rtol=1e-4, atol=1e-5
+        )  # on the same pixels
 
     assert torch.equal(batch.targets, targets)
     level = 1 / (255 * torch.tensor(network.input.std)).view(3, 1, 1)
@@ -93,5 +116,7 @@ def test_weights_are_evaluated_at_the_size_that_they_are_published_at(tmp_path):
     cfg = timm.get_pretrained_cfg("resnet10t.c3_in1k")
     assert (cfg.input_size[-1], cfg.test_input_size[-1]) == (176, 224)
     save_file(timm.create_model("resnet10t").state_dict(), tmp_path / "w.safetensors")
-    network = load_network(ModelConfig(name="resnet10t.c3_in1k", pretrained=str(tmp_path / "w.safetensors")))
+    network = load_network(
+        ModelConfig(name="resnet10t.c3_in1k", pretrained=str(tmp_path / "w.safetensors"))
+    )
     assert network.input.image_size == 224

@@ -44,7 +44,9 @@ def test_newest_is_loaded_and_plain_torch_loads_it_too(checkpoints, tmp_path):
 def test_old_ones_go_but_the_best_stays(checkpoints, tmp_path):
     for step in range(4, 8):
         checkpoints.save(state(step))
-    assert [path.name for path in checkpoints.newest_first()] == [f"step-{step:08d}.pt" for step in (7, 6, 5, 2)]
+    assert [path.name for path in checkpoints.newest_first()] == [
+        f"step-{step:08d}.pt" for step in (7, 6, 5, 2)
+    ]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 8
 
 
@@ -152,7 +154,9 @@ def test_what_a_killed_process_left_goes(checkpoints, tmp_path):
     for name in (".step-00000009.pt.tmp", "step-00000009.pt.sha256"):
         (tmp_path / "checkpoints" / name).write_bytes(b"x")
     checkpoints.save(state(4))
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 2 * len(checkpoints.newest_first()) == 6
+    assert (
+        len(list((tmp_path / "checkpoints").iterdir())) == 2 * len(checkpoints.newest_first()) == 6
+    )
 
 
 def test_a_folder_in_a_checkpoints_place_is_left_alone(checkpoints, tmp_path, caplog):
@@ -166,12 +170,22 @@ def test_a_folder_in_a_checkpoints_place_is_left_alone(checkpoints, tmp_path, ca
 
 
 def line(kind, step):
-    return json.dumps({"kind": kind, "step": step, "epoch": 0, "seconds": step + (kind == "val") / 2}) + "\n"
+    return (
+        json.dumps({"kind": kind, "step": step, "epoch": 0, "seconds": step + (kind == "val") / 2})
+        + "\n"
+    )
 
 
 @pytest.mark.parametrize(("evaluation_due", "kept"), [(True, 3), (False, 4)])
 def test_metrics_that_will_be_made_again_are_forgotten(tmp_path, evaluation_due, kept):
-    lines = [line("train", 2), line("val", 2), line("train", 4), line("val", 4), line("train", 6), line("train", 8)[:9]]
+    lines = [
+        line("train", 2),
+        line("val", 2),
+        line("train", 4),
+        line("val", 4),
+        line("train", 6),
+        line("train", 8)[:9],
+    ]
     run = RunDirectory(tmp_path)
     run.metrics.write_text("".join(lines))
     assert run.rewind(4, evaluation_due) == (4 if evaluation_due else 4.5)
@@ -226,7 +240,12 @@ def test_a_resumed_run_has_every_step_once_in_tensorboard(tmp_path):
                 log.metrics("train", step, 0, {"loss": loss})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
-    assert [(e.step, e.value) for e in board.Scalars("train/loss")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+    assert [(e.step, e.value) for e in board.Scalars("train/loss")] == [
+        (1, 1.0),
+        (2, 1.0),
+        (3, 2.0),
+        (4, 2.0),
+    ]
 
 
 def test_the_reach_of_offsets_does_not_cancel(tmp_path):
@@ -235,7 +254,10 @@ def test_the_reach_of_offsets_does_not_cancel(tmp_path):
         log.offsets(4, {"a": OffsetRecord(kernel_offset=offset, clipped=torch.tensor(0.25))})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
-    assert {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]} == {"kernel_offset/a": 1.5, "clipped/a": 0.25}
+    assert {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]} == {
+        "kernel_offset/a": 1.5,
+        "clipped/a": 0.25,
+    }
 
 
 def test_a_held_run_says_by_whom(tmp_path):
@@ -245,7 +267,10 @@ def test_a_held_run_says_by_whom(tmp_path):
     with run.hold(), pytest.raises(UserError) as refused, RunDirectory(tmp_path / "run").hold():
         pass
     who = f"process {os.getpid()} on {platform.node()}"
-    assert str(refused.value) == f"{run.path} is in use by {who}; wait for it, or give another name=..."
+    assert (
+        str(refused.value)
+        == f"{run.path} is in use by {who}; wait for it, or give another name=..."
+    )
 
 
 def test_a_lock_whose_file_is_gone_holds_nothing(tmp_path, monkeypatch):
@@ -285,7 +310,10 @@ def test_what_all_ranks_know_is_said_once(monkeypatch, capsys, rank, error, said
 
 HYDRA = {
     "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
-    "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "params": None},
+    "sweeper": {
+        "_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+        "params": None,
+    },
     "callbacks": {},
     "job_logging": {"version": 1},
     "hydra_logging": {"version": 1},

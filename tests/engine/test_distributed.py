@@ -60,11 +60,17 @@ def test_losses_and_evaluations_are_those_of_one_rank(runs, other):
     assert len(ones) == len(others) == 8 + 2
     for one, two in zip(ones, others, strict=True):
         assert (one["kind"], one["step"]) == (two["kind"], two["step"])
-        assert one["loss"] == pytest.approx(two["loss"], abs=1e-5 if one["kind"] == "train" else 1e-6)
+        assert one["loss"] == pytest.approx(
+            two["loss"], abs=1e-5 if one["kind"] == "train" else 1e-6
+        )
         if one["kind"] == "train":
             assert one["gradient_norm"] == pytest.approx(two["gradient_norm"], rel=1e-3)
         else:
-            assert (one["top1"], one["top5"], one["images"]) == (two["top1"], two["top5"], two["images"])
+            assert (one["top1"], one["top5"], one["images"]) == (
+                two["top1"],
+                two["top5"],
+                two["images"],
+            )
 
 
 @pytest.mark.long
@@ -73,14 +79,34 @@ def test_two_hosts_are_two_ranks(runs, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc_per_node=1",
+        "--master_addr=127.0.0.1",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     agents = []
     for host in (0, 1):
-        command = [*launch, f"--master_port={port}", f"--node_rank={host}", str(ROOT / "train.py"), *SMALL, *SAME]
+        command = [
+            *launch,
+            f"--master_port={port}",
+            f"--node_rank={host}",
+            str(ROOT / "train.py"),
+            *SMALL,
+            *SAME,
+        ]
         with (tmp_path / f"host{host}.txt").open("w") as file:
-            agents.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=file, stderr=subprocess.STDOUT))
-    assert [agent.wait(timeout=200) for agent in agents] == [0, 0], (tmp_path / "host0.txt").read_text()
+            agents.append(
+                subprocess.Popen(
+                    command, cwd=tmp_path, env=environment, stdout=file, stderr=subprocess.STDOUT
+                )
+            )
+    assert [agent.wait(timeout=200) for agent in agents] == [0, 0], (
+        tmp_path / "host0.txt"
+    ).read_text()
     assert same_bits(last_state(tmp_path)["model"], last_state(runs["two"])["model"])
 
 
@@ -88,16 +114,28 @@ def test_two_hosts_are_two_ranks(runs, tmp_path):
 def test_weights_are_those_of_one_rank(runs, other):
     """They differ by far less than they moved: a gradient of another size would show."""
     one, two = (last_state(runs[name]) for name in ("one", other))
-    start = create_network(small_config(*(f"model.{k}={v}" for k, v in one["config"]["model"].items() if v)).model, 10, 3)
+    start = create_network(
+        small_config(*(f"model.{k}={v}" for k, v in one["config"]["model"].items() if v)).model,
+        10,
+        3,
+    )
     for name, value in start.named_parameters():
         moved = (one["model"][name] - value.detach()).double().norm()
-        assert (one["model"][name] - two["model"][name]).double().norm() <= 1e-3 * moved + 1e-7, name
+        assert (one["model"][name] - two["model"][name]).double().norm() <= 1e-3 * moved + 1e-7, (
+            name
+        )
     assert (one["model"]["classifier.bias"] - start.classifier.bias.detach()).norm() > 0.01
 
 
 def test_what_is_evaluated_is_what_is_saved(tmp_path, monkeypatch):
     """With statistics of batch norm that each rank gathers on its own: rank 0's are saved."""
-    run_ranks(tmp_path, "data.workers=0", "data.length=36", "schedule.epochs=1", "schedule.warmup_epochs=0")
+    run_ranks(
+        tmp_path,
+        "data.workers=0",
+        "data.length=36",
+        "schedule.epochs=1",
+        "schedule.warmup_epochs=0",
+    )
     arguments = ("checkpoint=runs/small/last.pt", "json=figures.json", "data.workers=0")
     assert run_here(monkeypatch, tmp_path, *arguments, script="eval.py") == 0
     [figures] = json.loads((tmp_path / "figures.json").read_text())
@@ -123,7 +161,12 @@ def told(world):
 def data_on_one(world, folder):
     """What each rank says when rank 0 alone has the images."""
     root = folder if world.is_main else folder / "nowhere"
-    overrides = ("data.name=imagefolder", f"data.root={root}", "data.length=null", "data.num_classes=null")
+    overrides = (
+        "data.name=imagefolder",
+        f"data.root={root}",
+        "data.length=null",
+        "data.num_classes=null",
+    )
     try:
         build_trainer(small_config(*overrides), world, build)
     except UserError as error:
@@ -216,5 +259,8 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="started 2 processes here, but there are 1 GPUs"), distributed.start("cuda", 1):
+    with (
+        pytest.raises(UserError, match="started 2 processes here, but there are 1 GPUs"),
+        distributed.start("cuda", 1),
+    ):
         pass

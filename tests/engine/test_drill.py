@@ -13,7 +13,9 @@ from tests.engine.common import ROOT, run_here
 @pytest.mark.xdist_group("test_drill")
 def test_nothing_is_lost(tmp_path):
     script = str(ROOT / "scripts/drill.py")
-    done = subprocess.run([sys.executable, script, "short=true"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, script, "short=true"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == 12

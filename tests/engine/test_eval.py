@@ -31,7 +31,9 @@ def evaluate(tmp_path, monkeypatch, capsys):
         code = run_here(monkeypatch, tmp_path, *arguments, "json=out.json", script="eval.py")
         said = capsys.readouterr()
         if code:
-            assert (code, said.err.count("error: "), said.err.count("Traceback")) == (1, 1, 0), said.err
+            assert (code, said.err.count("error: "), said.err.count("Traceback")) == (1, 1, 0), (
+                said.err
+            )
             return said.err
         results = json.loads((tmp_path / "out.json").read_text())
         assert said.out.count("\n") == 2 + len(results)
@@ -41,17 +43,26 @@ def evaluate(tmp_path, monkeypatch, capsys):
 
 
 def without_clock(result):
-    return {name: value for name, value in result.items() if name not in ("images_per_s", "checkpoint", "split")}
+    return {
+        name: value
+        for name, value in result.items()
+        if name not in ("images_per_s", "checkpoint", "split")
+    }
 
 
 def test_figures_are_those_of_the_training_run(run, tmp_path, evaluate):
     last, best = evaluate("checkpoint=[runs/small/last.pt,runs/small/best.pt]", "batch_size=7")
     expected = metric_lines(tmp_path)[-1]
-    assert {name: last[name] for name in ("top1", "top5", "images")} == {n: expected[n] for n in ("top1", "top5", "images")}
+    assert {name: last[name] for name in ("top1", "top5", "images")} == {
+        n: expected[n] for n in ("top1", "top5", "images")
+    }
     assert last["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     assert best["top1"] >= last["top1"]
     assert last["images_per_s"] > 0
-    losses = [evaluate("checkpoint=runs/small/last.pt", f"weights={weights}")[0]["loss"] for weights in ("ema", "model")]
+    losses = [
+        evaluate("checkpoint=runs/small/last.pt", f"weights={weights}")[0]["loss"]
+        for weights in ("ema", "model")
+    ]
     assert losses[0] == pytest.approx(last["loss"])
     assert losses[0] != losses[1]
 
@@ -91,7 +102,9 @@ def test_every_figure_is_what_its_definition_says(flip):
     for k in range(15):
         inside = (confidence >= k / 15) & (confidence < (k + 1) / 15)
         if inside.any():
-            error += inside.mean() * abs(confidence[inside].mean() - (guess == target)[inside].mean())
+            error += inside.mean() * abs(
+                confidence[inside].mean() - (guess == target)[inside].mean()
+            )
     assert got["ece15"] == pytest.approx(100 * error, rel=1e-5)
     for i in range(6):
         members = target == i
@@ -104,13 +117,19 @@ def test_every_figure_is_what_its_definition_says(flip):
 def test_tables_and_picture(tmp_path, evaluate):
     write_checkpoint(tmp_path / "a.pt")
     data = ("data.object_scale=[1,1.1]", "data.length=2000", "data.workers=0")
-    [result] = evaluate("checkpoint=a.pt", *data, "per_class=tables/classes.csv", "confusion=tables/confusion.png")
+    [result] = evaluate(
+        "checkpoint=a.pt", *data, "per_class=tables/classes.csv", "confusion=tables/confusion.png"
+    )
     rows = list(csv.DictReader((tmp_path / "tables/classes.csv").open()))
     assert [row["class"] for row in rows][:2] == ["T-shirt", "Trouser"]
     assert sum(int(row["images"]) for row in rows) == result["images"] == 2000
-    assert sum(int(row["images"]) * float(row["top1"] or 0) for row in rows) / 2000 == pytest.approx(result["top1"], abs=1e-3)
+    assert sum(
+        int(row["images"]) * float(row["top1"] or 0) for row in rows
+    ) / 2000 == pytest.approx(result["top1"], abs=1e-3)
     assert min(Image.open(tmp_path / "tables/confusion.png").size) > 500
-    assert "draws one checkpoint, got c.png for 2" in evaluate("checkpoint=[a.pt,a.pt]", "confusion=c.png")
+    assert "draws one checkpoint, got c.png for 2" in evaluate(
+        "checkpoint=[a.pt,a.pt]", "confusion=c.png"
+    )
 
 
 def test_the_same_images_in_a_folder_have_the_same_figures(tmp_path, evaluate):
@@ -139,11 +158,15 @@ def test_a_folder_with_some_of_the_classes(tmp_path, evaluate):
         rows = csv.DictReader((tmp_path / f"{name}.csv").open())
         hits[name] = {row["class"]: int(row["images"]) * float(row["top1"]) for row in rows}
     assert list(hits["some"]) == some
-    assert all(hits["some"][name] >= hits["all"][name] for name in some)  # fewer classes to be wrong with
+    assert all(
+        hits["some"][name] >= hits["all"][name] for name in some
+    )  # fewer classes to be wrong with
     assert result["top5"] == 100
     (tmp_path / "some/val/Hat").mkdir()
     Image.new("L", (40, 40)).save(tmp_path / "some/val/Hat/0.png")
-    assert "a.pt has no class Hat: its 10 classes are T-shirt, Trouser, Pullover, ..." in evaluate(*folder, "data.root=some")
+    assert "a.pt has no class Hat: its 10 classes are T-shirt, Trouser, Pullover, ..." in evaluate(
+        *folder, "data.root=some"
+    )
 
 
 def test_plain_weights_are_evaluated_as_their_network_wants(tmp_path, evaluate):
@@ -151,13 +174,25 @@ def test_plain_weights_are_evaluated_as_their_network_wants(tmp_path, evaluate):
     model = awake(create("mobilenetv2_100", num_classes=10))
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     write_images(tmp_path / "all", 40)
-    arguments = ("model.pretrained=w.safetensors", "data=imagenet", "data.workers=0", "data.root=all", "data.image_size=48")
+    arguments = (
+        "model.pretrained=w.safetensors",
+        "data=imagenet",
+        "data.workers=0",
+        "data.root=all",
+        "data.image_size=48",
+    )
     [result] = evaluate("model.name=mobilenetv2_100", *arguments)
     assert result["images"] == 40
     assert "model.name=NAME is needed" in evaluate(*arguments)
-    assert "there is no network 'mobilenetv2_10'" in evaluate("model.name=mobilenetv2_10", *arguments)
+    assert "there is no network 'mobilenetv2_10'" in evaluate(
+        "model.name=mobilenetv2_10", *arguments
+    )
     said = evaluate(
-        "model.name=mobilenetv2_dw", "model.spatial=cond", *arguments[1:], "checkpoint=[w.safetensors]", "split=train"
+        "model.name=mobilenetv2_dw",
+        "model.spatial=cond",
+        *arguments[1:],
+        "checkpoint=[w.safetensors]",
+        "split=train",
     )
     assert "there is no all/train" in said
     assert "w.safetensors is for 10 classes, the data has 1000" in evaluate(
@@ -182,7 +217,10 @@ def test_bad_input(tmp_path, evaluate):
         (("checkpoint=copy.pt",), "copy.pt is not a file of weights that is safe to load"),
         (("checkpoint=cut.safetensors",), "cut.safetensors is not a whole .safetensors file"),
         (("checkpoint=names.pt",), "names.pt names 2 classes, but its network has 10"),
-        (("checkpoint=silent.pt",), "silent.pt must say what its network is by config, classes, input, got none"),
+        (
+            ("checkpoint=silent.pt",),
+            "silent.pt must say what its network is by config, classes, input, got none",
+        ),
         (("checkpoint=list.pt",), "list.pt does not hold a state dict"),
         (("checkpoint=key.pt",), "key.pt does not say what its network is"),
         (("checkpoint=a.pt", "weights=ema"), "a.pt has no moving average"),
@@ -210,13 +248,22 @@ def test_each_image_counts_once_whatever_the_ranks(ranks, tmp_path, evaluate):
     """23 images divide by neither; batches of 4 leave ranks with different numbers of them."""
     write_checkpoint(tmp_path / "a.pt")
     write_images(tmp_path / "all", 23)
-    arguments = ["checkpoint=a.pt", "data=imagenet", "data.root=all", "data.workers=0", "batch_size=4", "per_class=classes.csv"]
+    arguments = [
+        "checkpoint=a.pt",
+        "data=imagenet",
+        "data.root=all",
+        "data.workers=0",
+        "batch_size=4",
+        "per_class=classes.csv",
+    ]
     [one] = evaluate(*arguments)
     classes = (tmp_path / "classes.csv").read_text()
     (tmp_path / "classes.csv").unlink()
 
     def work():
-        return run_here(pytest.MonkeyPatch(), tmp_path, *arguments, "json=ranks.json", script="eval.py")
+        return run_here(
+            pytest.MonkeyPatch(), tmp_path, *arguments, "json=ranks.json", script="eval.py"
+        )
 
     assert on_ranks(tmp_path, work, ranks) == [0] * ranks
     [several] = json.loads((tmp_path / "ranks.json").read_text())
@@ -224,4 +271,6 @@ def test_each_image_counts_once_whatever_the_ranks(ranks, tmp_path, evaluate):
     assert (one["top1"], one["top5"]) == (several["top1"], several["top5"])
     assert without_clock(one) == pytest.approx(without_clock(several), rel=1e-5)
     assert (tmp_path / "classes.csv").read_text() == classes
-    assert [(tmp_path / f"rank{rank}.txt").read_text().count("| a.pt |") for rank in range(ranks)] == [1, 0, 0][:ranks]
+    assert [
+        (tmp_path / f"rank{rank}.txt").read_text().count("| a.pt |") for rank in range(ranks)
+    ] == [1, 0, 0][:ranks]

@@ -43,7 +43,9 @@ def tiny(**variant) -> Network:
     torch.manual_seed(0)
     model = stir(awake(MobileNetV2(TINY, Variant(**variant), num_classes=4, in_chans=1)), 0.2)
     taken = Input(1, 20, 1.0, "bilinear", [0.15], [0.25])
-    return Network("tiny.pt", model, 4, taken, Config(model=ModelConfig("tiny"), seed=7), list("abcd"))
+    return Network(
+        "tiny.pt", model, 4, taken, Config(model=ModelConfig("tiny"), seed=7), list("abcd")
+    )
 
 
 @pytest.mark.slow
@@ -82,13 +84,16 @@ def test_the_lowered_operator_is_the_operator(offsets, padding):
 
     geometry = ((3, 2), (2, 1), padding, (1, 2), (1.0, 1.5), "hard")
     out = [
-        (s + 2 * p - d * (k - 1) - 1) // st + 1 for s, p, d, k, st in zip((9, 8), padding, (1, 2), (3, 2), (2, 1), strict=True)
+        (s + 2 * p - d * (k - 1) - 1) // st + 1
+        for s, p, d, k, st in zip((9, 8), padding, (1, 2), (3, 2), (2, 1), strict=True)
     ]
     kernel, image = 2 * draw(2, 12, *out), 3 * draw(2, 12, *out)
     weight = draw(3, 1, 4, 5) if offsets in ("kernel", "both") else draw(2, 3, 1, 3, 2)
     arguments = (draw(2, 3, 9, 8), weight, kernel if offsets in ("kernel", "both") else None)
     arguments += (image if offsets in ("image", "both") else None, *geometry, "")
-    torch.testing.assert_close(deform_kernel2d(*arguments), library.call(*arguments), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        deform_kernel2d(*arguments), library.call(*arguments), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_classes_without_names_are_numbers():
@@ -114,9 +119,21 @@ def test_a_torch_program(tmp_path):
 def test_safetensors_come_back_as_they_were(tmp_path, monkeypatch, capsys):
     """By the command; then eval.py and model.pretrained take them."""
     checkpoint = write_checkpoint(tmp_path / "a.pt", spatial="local_dk", scope=5)
-    assert run_here(monkeypatch, tmp_path, "checkpoint=a.pt", "format=safetensors", script="scripts/export.py") == 0
+    assert (
+        run_here(
+            monkeypatch,
+            tmp_path,
+            "checkpoint=a.pt",
+            "format=safetensors",
+            script="scripts/export.py",
+        )
+        == 0
+    )
     assert "a.safetensors: 0.4" in capsys.readouterr().out
-    before, after = (load_network(ModelConfig(pretrained=str(path))) for path in (checkpoint, tmp_path / "a.safetensors"))
+    before, after = (
+        load_network(ModelConfig(pretrained=str(path)))
+        for path in (checkpoint, tmp_path / "a.safetensors")
+    )
     assert (before.classes, before.input, before.run) == (after.classes, after.input, after.run)
     for name, value in before.model.state_dict().items():
         assert torch.equal(value, after.model.state_dict()[name])
@@ -157,8 +174,12 @@ def test_an_export_has_the_mode_of_any_new_file(mask, tmp_path):
 
 @pytest.mark.parametrize("offset", [1.0, math.nan])
 def test_a_file_that_differs_is_not_kept(offset, tmp_path, monkeypatch):
-    monkeypatch.setitem(exporting.WRITERS, "onnx", lambda network, model, images, file: lambda x: model(x) + offset)
-    with pytest.raises(UserError, match=f"the onnx file's logits differ from the network's by {offset:.3g}"):
+    monkeypatch.setitem(
+        exporting.WRITERS, "onnx", lambda network, model, images, file: lambda x: model(x) + offset
+    )
+    with pytest.raises(
+        UserError, match=f"the onnx file's logits differ from the network's by {offset:.3g}"
+    ):
         export(tiny(), "onnx", tmp_path / "tiny.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -168,7 +189,10 @@ def test_bad_arguments(tmp_path, monkeypatch, capsys):
     (tmp_path / "b.onnx").write_bytes(b"nonsense")
     for arguments, sentence in (
         (("checkpoint=a.pt",), "format=... is needed"),
-        (("checkpoint=a.pt", "format=tflite"), "format must be one of safetensors, onnx, torch, aoti, got 'tflite'"),
+        (
+            ("checkpoint=a.pt", "format=tflite"),
+            "format must be one of safetensors, onnx, torch, aoti, got 'tflite'",
+        ),
         (("checkpoint=a.pt", "format=onnx", "output=x.pt"), "output must end in .onnx, got x.pt"),
         (("format=onnx",), "checkpoint=FILE is needed"),
         (("checkpoint=b.onnx", "format=onnx"), "b.onnx is not an ONNX file that onnxruntime takes"),

@@ -54,7 +54,9 @@ class Ended(BaseException):
     ],
     ids=["store", "second", "third", "first", "other"],
 )
-def test_who_hears_nothing_ends_and_the_first_of_them_says_why(monkeypatch, capsys, rank, ages, words):
+def test_who_hears_nothing_ends_and_the_first_of_them_says_why(
+    monkeypatch, capsys, rank, ages, words
+):
     def end(code):
         raise Ended(code)
 

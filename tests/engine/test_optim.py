@@ -20,7 +20,10 @@ def test_learning_rate_of_every_step_of_the_90_epochs():
     per_epoch = IMAGENET // 256
     total, warmup = 90 * per_epoch, 5 * per_epoch
     model = nn.ModuleDict({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)})
-    groups = [{"params": model["a"].parameters(), "lr": 0.1}, {"params": model["b"].parameters(), "lr": 0.001}]
+    groups = [
+        {"params": model["a"].parameters(), "lr": 0.1},
+        {"params": model["b"].parameters(), "lr": 0.001},
+    ]
     optimizer = torch.optim.SGD(groups)
     schedule = make_schedule(optimizer, ScheduleConfig(90, 5.0), per_epoch)
     assert total == 450_360
@@ -29,7 +32,9 @@ def test_learning_rate_of_every_step_of_the_90_epochs():
         schedule.step_update(t)
         got[t] = [group["lr"] for group in optimizer.param_groups]
     t = np.arange(total)
-    share = np.where(t < warmup, t / warmup, (1 + np.cos(np.pi * (t - warmup) / (total - warmup))) / 2)
+    share = np.where(
+        t < warmup, t / warmup, (1 + np.cos(np.pi * (t - warmup) / (total - warmup))) / 2
+    )
     np.testing.assert_allclose(got, share[:, None] * [0.1, 0.001], rtol=1e-9, atol=1e-15)
 
 
@@ -47,9 +52,13 @@ def test_groups(spatial, decay_norm):
     assert groups["weights"]["lr"] == 0.2
     if "generators" in groups:
         assert groups["generators"]["lr"] == pytest.approx(0.002)
-        expected = {id(p) for _, generator in offset_generators(model) for p in generator.parameters()}
+        expected = {
+            id(p) for _, generator in offset_generators(model) for p in generator.parameters()
+        }
         assert {id(p) for p in groups["generators"]["params"]} == expected
-    routing = [p for m in model.modules() if isinstance(m, CondConv2d) for p in m.routing.parameters()]
+    routing = [
+        p for m in model.modules() if isinstance(m, CondConv2d) for p in m.routing.parameters()
+    ]
     assert {id(p) for p in routing} <= {id(p) for p in groups["weights"]["params"]}
 
 
@@ -65,7 +74,16 @@ def test_learning_rate_with_drops():
     optimizer = make_optimizer(nn.Linear(2, 2), OptimConfig(), 0.02)
     config = ScheduleConfig(12, warmup_steps=500, decay="drops", drop_epochs=[8, 11])
     schedule = make_schedule(optimizer, config, 1000)
-    rates = {0: 0.0, 250: 0.01, 500: 0.02, 7999: 0.02, 8000: 0.002, 10999: 0.002, 11000: 0.0002, 11999: 0.0002}
+    rates = {
+        0: 0.0,
+        250: 0.01,
+        500: 0.02,
+        7999: 0.02,
+        8000: 0.002,
+        10999: 0.002,
+        11000: 0.0002,
+        11999: 0.0002,
+    }
     for step, rate in rates.items():
         schedule.step_update(step)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(rate), step
@@ -79,7 +97,9 @@ def test_backbone_lr_is_of_all_but_the_classifier():
     assert {name: group["lr"] for name, group in groups.items()} == pytest.approx(rates)
     decays = {"weights": 0.5, "norms": 0, "generators": 0.5, "classifier": 0.5}
     assert {name: group["weight_decay"] for name, group in groups.items()} == decays
-    assert {id(p) for p in groups["classifier"]["params"]} == {id(p) for p in model.classifier.parameters()}
+    assert {id(p) for p in groups["classifier"]["params"]} == {
+        id(p) for p in model.classifier.parameters()
+    }
 
 
 @pytest.mark.parametrize(("nesterov", "expected"), [(False, [0.9, 0.75]), (True, [0.85, 0.675])])
@@ -87,7 +107,9 @@ def test_steps_on_paper(nesterov, expected):
     """Of lr 0.1, momentum 0.5 and a gradient of 1: the velocity is 1, then 1.5; Nesterov's step is 1 + half of it."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
-    optimizer = make_optimizer(model, OptimConfig(momentum=0.5, nesterov=nesterov, weight_decay=0.0), 0.1)
+    optimizer = make_optimizer(
+        model, OptimConfig(momentum=0.5, nesterov=nesterov, weight_decay=0.0), 0.1
+    )
     for weight in expected:
         model.weight.grad = torch.ones(1, 1)
         optimizer.step()
@@ -111,7 +133,10 @@ class Blocks(nn.Module):
     [
         (None, set()),
         (["blocks.1"], {"blocks.1.weight", "blocks.1.bias"}),
-        (["blocks.1.weight", "classifier"], {"blocks.1.weight", "classifier.weight", "classifier.bias"}),
+        (
+            ["blocks.1.weight", "classifier"],
+            {"blocks.1.weight", "classifier.weight", "classifier.bias"},
+        ),
         ("backbone", {f"blocks.{i}.{kind}" for i in range(11) for kind in ("weight", "bias")}),
     ],
     ids=["nothing", "block", "parameters", "backbone"],

@@ -11,7 +11,12 @@ import torch
 from dkcls.classification import Classification
 from tests.engine.common import last_state, metric_lines, run_here, small_trainer
 
-FEW = ("data.length=20", "data.workers=0", "log.every=1", "schedule.warmup_epochs=0")  # 2 epochs of 2 steps
+FEW = (
+    "data.length=20",
+    "data.workers=0",
+    "log.every=1",
+    "schedule.warmup_epochs=0",
+)  # 2 epochs of 2 steps
 
 
 @pytest.fixture
@@ -26,7 +31,14 @@ def seen(monkeypatch):
                 logits = model(images)
                 deterministic = torch.are_deterministic_algorithms_enabled()
                 plain = torch.equal(images, self.images(batch))
-                kept.append(SimpleNamespace(images=images, logits=logits.detach(), plain=plain, deterministic=deterministic))
+                kept.append(
+                    SimpleNamespace(
+                        images=images,
+                        logits=logits.detach(),
+                        plain=plain,
+                        deterministic=deterministic,
+                    )
+                )
                 return logits
 
             return method(self, network, batch)
@@ -37,7 +49,13 @@ def seen(monkeypatch):
 
 def evaluated(monkeypatch, folder, *arguments):
     """By eval.py."""
-    arguments = ("checkpoint=runs/small/last.pt", "json=figures.json", "batch_size=8", "data.workers=0", *arguments)
+    arguments = (
+        "checkpoint=runs/small/last.pt",
+        "json=figures.json",
+        "batch_size=8",
+        "data.workers=0",
+        *arguments,
+    )
     assert run_here(monkeypatch, folder, *arguments, script="eval.py") == 0
     [figures] = json.loads((folder / "figures.json").read_text())
     return figures["loss"]
@@ -47,7 +65,9 @@ def check_bf16_and_ema(seen, lines, monkeypatch, folder):
     assert {call.logits.dtype for calls in seen.values() for call in calls} == {torch.bfloat16}
     loss = lines[-1]["loss"]
     assert evaluated(monkeypatch, folder, "precision=bf16") == pytest.approx(loss, rel=1e-6)
-    assert evaluated(monkeypatch, folder, "precision=bf16", "weights=model") != pytest.approx(loss, rel=1e-4)
+    assert evaluated(monkeypatch, folder, "precision=bf16", "weights=model") != pytest.approx(
+        loss, rel=1e-4
+    )
 
 
 def check_fp16(seen, lines, monkeypatch, folder):
@@ -69,7 +89,11 @@ def check_mixup(seen, lines, monkeypatch, folder):
 
 
 def check_layout(seen, lines, monkeypatch, folder):
-    assert all(call.images.is_contiguous() and call.deterministic for calls in seen.values() for call in calls)
+    assert all(
+        call.images.is_contiguous() and call.deterministic
+        for calls in seen.values()
+        for call in calls
+    )
     assert [len(call.images) for call in seen["measure"]] == [18, 2] * 2
 
 
@@ -87,7 +111,13 @@ class Compiler:
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
-MIXED = ("data.mixup=0.2", "data.cutmix=1.0", "train.label_smoothing=0.1", "model.drop_path_rate=0.1", "model.drop_rate=0.1")
+MIXED = (
+    "data.mixup=0.2",
+    "data.cutmix=1.0",
+    "train.label_smoothing=0.1",
+    "model.drop_path_rate=0.1",
+    "model.drop_rate=0.1",
+)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +127,19 @@ MIXED = ("data.mixup=0.2", "data.cutmix=1.0", "train.label_smoothing=0.1", "mode
         for overrides, check in (
             (("train.precision=bf16", "train.ema_decay=0.9"), check_bf16_and_ema),
             (("train.precision=fp16",), check_fp16),
-            (("train.accumulation=2", "optim.clip_grad=0.1", "optim.nesterov=true"), check_accumulation),
+            (
+                ("train.accumulation=2", "optim.clip_grad=0.1", "optim.nesterov=true"),
+                check_accumulation,
+            ),
             (MIXED, check_mixup),
-            (("train.channels_last=false", "train.deterministic=true", "train.eval_batch_size=18"), check_layout),
+            (
+                (
+                    "train.channels_last=false",
+                    "train.deterministic=true",
+                    "train.eval_batch_size=18",
+                ),
+                check_layout,
+            ),
             (("train.compile=true", "schedule.epochs=1"), check_compiled),
         )
     ],
@@ -114,23 +154,45 @@ def test_options(overrides, check, seen, monkeypatch, tmp_path):
     assert all(line["loss"] < 20 for line in lines)
     assert lines[-1]["images"] == 20
     assert all(value.isfinite().all() for value in last_state(tmp_path)["model"].values())
-    assert not [name for name in last_state(tmp_path)["model"] if "_orig_mod" in name or name.startswith("module.")]
+    assert not [
+        name
+        for name in last_state(tmp_path)["model"]
+        if "_orig_mod" in name or name.startswith("module.")
+    ]
     check(seen, lines, monkeypatch, tmp_path)
 
 
 # The rate is the same in every step.
-STEADY = ("data.length=32", "schedule.warmup_epochs=0", "schedule.decay=drops", "schedule.drop_epochs=[]", "optim.lr=0.1")
+STEADY = (
+    "data.length=32",
+    "schedule.warmup_epochs=0",
+    "schedule.decay=drops",
+    "schedule.drop_epochs=[]",
+    "optim.lr=0.1",
+)
 
 
 def on_paper(
-    model, batches, mean, std, *, clip=None, nesterov=False, smoothing=0.0, decay=4e-5, decay_norm=False, momentum=0.9
+    model,
+    batches,
+    mean,
+    std,
+    *,
+    clip=None,
+    nesterov=False,
+    smoothing=0.0,
+    decay=4e-5,
+    decay_norm=False,
+    momentum=0.9,
 ):
     """The weights after steps of SGD, each of as many batches as a list has: all but the gradient by hand."""
     velocity = {}
     for step in batches:
         model.zero_grad()
         for batch in step:
-            images = (batch.images / 255 - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+            images = (batch.images / 255 - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(
+                std
+            ).view(-1, 1, 1)
             logits = model(images)
             log_p = logits - logits.exp().sum(1, keepdim=True).log()
             right = log_p[torch.arange(len(logits)), batch.targets]
@@ -164,7 +226,11 @@ def on_paper(
 def test_weights_after_two_steps_are_those_on_paper(overrides, how):
     trainer = small_trainer(*STEADY, *overrides)
     trainer.set_train_mode()
-    model, data, accumulation = deepcopy(trainer.model), trainer.train_loader.dataset, trainer.config.train.accumulation
+    model, data, accumulation = (
+        deepcopy(trainer.model),
+        trainer.train_loader.dataset,
+        trainer.config.train.accumulation,
+    )
     batches = list(trainer.train_loader)[: 2 * accumulation]
     left = iter(batches)
     start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
@@ -179,14 +245,26 @@ def test_weights_after_two_steps_are_those_on_paper(overrides, how):
 def test_gradients_of_fp16_are_clipped_at_their_own_size():
     """Not at that of the scaled loss, which is 256 times as large."""
     norms, moves = [], []
-    for overrides in ((), ("train.precision=fp16",), ("train.precision=fp16", "optim.clip_grad=0.2")):
+    for overrides in (
+        (),
+        ("train.precision=fp16",),
+        ("train.precision=fp16", "optim.clip_grad=0.2"),
+    ):
         trainer = small_trainer(*STEADY, "optim.weight_decay=0", "optim.momentum=0", *overrides)
-        trainer.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=trainer.scaler.is_enabled())
+        trainer.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=256.0, enabled=trainer.scaler.is_enabled()
+        )
         trainer.set_train_mode()
         start = [p.detach().clone() for p in trainer.model.parameters()]
         trainer.train_step(iter(trainer.train_loader))
         norms.append(trainer.gradient_norm.item())
-        moves.append(sum((p - q).square().sum() for p, q in zip(trainer.model.parameters(), start, strict=True)).item() ** 0.5)
+        moves.append(
+            sum(
+                (p - q).square().sum()
+                for p, q in zip(trainer.model.parameters(), start, strict=True)
+            ).item()
+            ** 0.5
+        )
     assert norms == pytest.approx([norms[0]] * 3, rel=0.05)
     assert moves == pytest.approx([0.1 * norms[0], 0.1 * norms[0], 0.1 * 0.2], rel=0.05)
 
@@ -199,7 +277,11 @@ def test_the_moving_average_is_that_of_the_weights():
     for step in range(4):
         trainer.train_step(batches)
         weights = [p.detach().clone() for p in trainer.model.parameters()]
-        expected = weights if step < 2 else [0.75 * a + 0.25 * w for a, w in zip(expected, weights, strict=True)]
+        expected = (
+            weights
+            if step < 2
+            else [0.75 * a + 0.25 * w for a, w in zip(expected, weights, strict=True)]
+        )
     for got, value, weight in zip(trainer.ema.module.parameters(), expected, weights, strict=True):
         torch.testing.assert_close(got, value, rtol=1e-5, atol=1e-6)
         assert weight.dim() < 2 or not torch.equal(got, weight)
@@ -242,7 +324,10 @@ def test_a_step_that_is_not_finite_is_skipped(monkeypatch, tmp_path, caplog):
     assert state["skipped"] == 3
     assert state["bad_steps"] == 0
     assert all(value.isfinite().all() for value in state["model"].values())
-    assert "step 4: loss or gradient is not finite, step skipped (2 in a row, 2 allowed)" in caplog.text
+    assert (
+        "step 4: loss or gradient is not finite, step skipped (2 in a row, 2 allowed)"
+        in caplog.text
+    )
     assert all(line["loss"] == line["loss"] for line in metric_lines(tmp_path))
 
 
@@ -280,12 +365,35 @@ def test_a_checkpoint_that_cannot_be_written(monkeypatch, tmp_path, capsys, capl
 
 def test_pretrained_weights(monkeypatch, tmp_path, capsys):
     """A run's own checkpoint into the same network, the rigid one into DK, and another network's into neither."""
-    assert run_here(monkeypatch, tmp_path, *FEW, "name=rigid", "model.spatial=rigid", "schedule.epochs=1") == 0
+    assert (
+        run_here(
+            monkeypatch, tmp_path, *FEW, "name=rigid", "model.spatial=rigid", "schedule.epochs=1"
+        )
+        == 0
+    )
     weights = "model.pretrained=runs/rigid/last.pt"
-    assert run_here(monkeypatch, tmp_path, *FEW, "name=dk", weights, "schedule.epochs=1", "optim.lr=1e-9") == 0
+    assert (
+        run_here(
+            monkeypatch, tmp_path, *FEW, "name=dk", weights, "schedule.epochs=1", "optim.lr=1e-9"
+        )
+        == 0
+    )
     rigid, dk = (metric_lines(tmp_path, name)[-1] for name in ("rigid", "dk"))
     assert dk["loss"] != rigid["loss"]  # BN's running averages have moved on
-    assert run_here(monkeypatch, tmp_path, *FEW, "name=again", "model.pretrained=runs/dk/best.pt", "data.num_classes=5") == 0
+    assert (
+        run_here(
+            monkeypatch,
+            tmp_path,
+            *FEW,
+            "name=again",
+            "model.pretrained=runs/dk/best.pt",
+            "data.num_classes=5",
+        )
+        == 0
+    )
     capsys.readouterr()
-    assert run_here(monkeypatch, tmp_path, *FEW, "name=other", "model.name=mobilenetv2_dw", weights) == 1
+    assert (
+        run_here(monkeypatch, tmp_path, *FEW, "name=other", "model.name=mobilenetv2_dw", weights)
+        == 1
+    )
     assert "model.pretrained=runs/rigid/last.pt: " in capsys.readouterr().err

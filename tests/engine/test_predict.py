@@ -37,7 +37,9 @@ def test_the_embedded_images_as_files_are_what_they_are_in_the_data_set(predict,
         shares = network.model.eval()((batch.images / 255 - 0.15) / 0.25).softmax(1)
     for colour in (False, True):
         write_images(tmp_path / f"photos{colour}", 9, colour=colour)
-        code, out, _ = predict("checkpoint=a.pt", f"images=photos{colour}", "format=json", "top=3", "batch_size=4")
+        code, out, _ = predict(
+            "checkpoint=a.pt", f"images=photos{colour}", "format=json", "top=3", "batch_size=4"
+        )
         predictions = json.loads(out)
         assert (code, len(predictions)) == (0, 9)
         for prediction in predictions:
@@ -52,20 +54,36 @@ def test_formats_and_places(predict, tmp_path, monkeypatch):
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
     code, table, _ = predict("checkpoint=a.pt", "images=photos")
     assert (code, table.count("\n")) == (0, 6)
-    assert all(line.startswith(file) and line.count("%") == 5 for line, file in zip(table.splitlines(), files, strict=True))
+    assert all(
+        line.startswith(file) and line.count("%") == 5
+        for line, file in zip(table.splitlines(), files, strict=True)
+    )
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(files[:2]) + "\n"))
     _, listed, _ = predict("checkpoint=a.pt", "images=-", "format=csv", "top=2")
     rows = list(csv.DictReader(io.StringIO(listed)))
-    assert [(row["image"], row["rank"]) for row in rows] == [(file, rank) for file in files[:2] for rank in "12"]
+    assert [(row["image"], row["rank"]) for row in rows] == [
+        (file, rank) for file in files[:2] for rank in "12"
+    ]
     assert float(rows[0]["probability"]) >= float(rows[1]["probability"])
-    assert predict("checkpoint=a.pt", f"images=[{','.join(files[:2])}]", "format=csv", "top=2", "output=out.csv")[1] == ""
+    assert (
+        predict(
+            "checkpoint=a.pt",
+            f"images=[{','.join(files[:2])}]",
+            "format=csv",
+            "top=2",
+            "output=out.csv",
+        )[1]
+        == ""
+    )
     assert (tmp_path / "out.csv").read_text() == listed
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_done(predict, tmp_path, caplog):
     write_images(tmp_path / "photos", 3)
     (tmp_path / "photos/broken.jpg").write_bytes(b"\xff\xd8\xffnonsense")
-    code, out, err = predict("checkpoint=a.pt", "images=[photos,nowhere.png]", "format=csv", "top=1")
+    code, out, err = predict(
+        "checkpoint=a.pt", "images=[photos,nowhere.png]", "format=csv", "top=1"
+    )
     assert (code, out.count("\n")) == (1, 1 + 3)
     assert "Traceback" not in err
     assert "bad file photos/broken.jpg: not an image" in caplog.text
@@ -76,7 +94,9 @@ def test_plain_weights_of_timm(predict, tmp_path):
     """1000 classes that nobody named are ImageNet's."""
     save_file(awake(create("mobilenetv2_100")).state_dict(), tmp_path / "w.safetensors")
     write_images(tmp_path / "photos", 1, colour=True)
-    code, out, _ = predict("model.name=mobilenetv2_100", "model.pretrained=w.safetensors", "images=photos", "top=1")
+    code, out, _ = predict(
+        "model.name=mobilenetv2_100", "model.pretrained=w.safetensors", "images=photos", "top=1"
+    )
     assert code == 0
     assert " n0" in out or " n1" in out
 
@@ -87,7 +107,10 @@ def test_bad_arguments(predict, tmp_path):
         (("images=x.png",), "checkpoint=FILE is needed"),
         (("checkpoint=a.pt",), "images=... is needed"),
         (("checkpoint=a.pt", "images=empty"), "there are no images in empty"),
-        (("checkpoint=a.pt", "images=x.png", "format=xml"), "format must be one of table, csv, json, got 'xml'"),
+        (
+            ("checkpoint=a.pt", "images=x.png", "format=xml"),
+            "format must be one of table, csv, json, got 'xml'",
+        ),
         (("checkpoint=a.pt", "images=x.png", "top=0"), "top and batch_size must be above 0"),
         (("checkpoint=b.pt", "images=x.png"), "there is no file b.pt"),
     ):

@@ -43,7 +43,11 @@ class Ranks(World):
     ],
 )
 def test_the_precision_that_auto_chooses(asked, world, capable, chosen, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capable and not including_emulation)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation: capable and not including_emulation,
+    )
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     assert choose_precision(asked, world) == chosen
 
@@ -62,18 +66,31 @@ def test_a_resumed_run_keeps_what_auto_chose():
 
 
 def test_the_first_lines_say_the_precision(tmp_path, monkeypatch, caplog):
-    words = ("train.precision=auto", "schedule.epochs=1", "schedule.warmup_epochs=0", "data.length=16", "data.workers=0")
+    words = (
+        "train.precision=auto",
+        "schedule.epochs=1",
+        "schedule.warmup_epochs=0",
+        "data.length=16",
+        "data.workers=0",
+    )
     assert run_here(monkeypatch, tmp_path, *words) == 0
     assert "precision fp32 (train.precision=auto)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["test_convnext", "test_vit"])
 def test_a_network_without_buffers_trains(name):
-    trainer = small_trainer(f"model.name={name}", "model.spatial=null", "data.image_size=160", "schedule.warmup_epochs=0")
+    trainer = small_trainer(
+        f"model.name={name}",
+        "model.spatial=null",
+        "data.image_size=160",
+        "schedule.warmup_epochs=0",
+    )
     assert not list(trainer.model.buffers())
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train_step(iter(trainer.train_loader))
-    assert any(not torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
+    assert any(
+        not torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True)
+    )
 
 
 def test_versions_of_what_is_installed(tmp_path, monkeypatch):
@@ -92,7 +109,9 @@ def test_versions_of_what_is_installed(tmp_path, monkeypatch):
 def test_deterministic_runs_tell_cublas_before_cuda_starts(monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(UserError, match="CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before CUDA starts"):
+    with pytest.raises(
+        UserError, match="CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before CUDA starts"
+    ):
         run.fix_cublas()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     run.fix_cublas()
@@ -159,7 +178,9 @@ def test_a_dry_run_speaks_before_it_measures(tmp_path, monkeypatch, capsys):
 
 def test_a_dry_run_whose_loss_is_not_finite(tmp_path, monkeypatch, capsys):
     loss = Classification.loss
-    monkeypatch.setattr(Classification, "loss", lambda *args: tuple(x * float("nan") for x in loss(*args)))
+    monkeypatch.setattr(
+        Classification, "loss", lambda *args: tuple(x * float("nan") for x in loss(*args))
+    )
     words = ("train.dry_run=true", "data.workers=0", "train.max_bad_steps=0")
     assert run_here(monkeypatch, tmp_path, *words) == 1
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]

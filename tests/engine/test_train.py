@@ -65,7 +65,16 @@ def test_a_finished_run_is_not_started_again(finished, monkeypatch, caplog):
         (("+optim.lrr=1", "name=x"), "there is no key 'optim.lrr'; did you mean 'optim.lr'?"),
         (("optim.lr=abc", "name=x"), "could not be converted to Float"),
         (("optim.lr=-1", "name=x"), "optim.lr must be above 0, got -1.0"),
-        (("name=x", "data=imagenet", "data.length=null", "data.num_classes=null", "data.root=nowhere"), "nowhere"),
+        (
+            (
+                "name=x",
+                "data=imagenet",
+                "data.length=null",
+                "data.num_classes=null",
+                "data.root=nowhere",
+            ),
+            "nowhere",
+        ),
         (("name=x", "train.batch_size=9", "train.accumulation=2"), "9 does not divide by 1 x 2"),
         (("name=x", "model.name=mobilenetv2_nanno"), "mobilenetv2_nano"),
         (("name=x", "model.spatial=locl_dk"), "local_dk"),
@@ -74,7 +83,10 @@ def test_a_finished_run_is_not_started_again(finished, monkeypatch, caplog):
         (("name=x", "out=/proc/nowhere"), "cannot be written"),
         (("name=x", "+hydra.callbacks.x._target_=os.getcwd"), "a config may not name code to run"),
         (("name=x", "hydra.sweeper._target_=os.getcwd"), "a config may not name code to run"),
-        (("name=x", "+hydra.job_logging.handlers.x.class=os.getcwd"), "a config may not name code to run"),
+        (
+            ("name=x", "+hydra.job_logging.handlers.x.class=os.getcwd"),
+            "a config may not name code to run",
+        ),
         pytest.param(
             ("name=x", "train.device=cuda"),
             "no CUDA device",
@@ -115,12 +127,18 @@ def test_a_config_file_that_is_none(monkeypatch, tmp_path, capsys):
     (tmp_path / "experiment/x.yaml").write_text("a: !!python/object/apply:os.getcwd []")
     assert run_here(monkeypatch, tmp_path, "experiment=x", f"--config-dir={tmp_path}") == 1
     said = capsys.readouterr().err
-    assert said.startswith("error: the config cannot be composed: could not determine a constructor")
+    assert said.startswith(
+        "error: the config cannot be composed: could not determine a constructor"
+    )
     assert said.count("\n") == 1
 
 
 def test_sweep_under_torchrun_is_refused(tmp_path, monkeypatch, capsys):
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):  # as torchrun sets them
+    for name, value in (
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "2"),
+    ):  # as torchrun sets them
         monkeypatch.setenv(name, value)
     assert run_here(monkeypatch, tmp_path, "seed=0,1", "-m") == 1
     assert "does not run under torchrun" in capsys.readouterr().err
@@ -128,7 +146,14 @@ def test_sweep_under_torchrun_is_refused(tmp_path, monkeypatch, capsys):
 
 
 def test_sweep_skips_what_is_finished(tmp_path, monkeypatch, caplog):
-    overrides = ("name=null", "schedule.epochs=1", "data.length=16", "data.workers=0", "seed=0,1", "-m")
+    overrides = (
+        "name=null",
+        "schedule.epochs=1",
+        "data.length=16",
+        "data.workers=0",
+        "seed=0,1",
+        "-m",
+    )
     assert run_here(monkeypatch, tmp_path, *overrides) == 0
     runs = sorted(path.name for path in (tmp_path / "runs").iterdir() if path.name != "sweep")
     assert len(runs) == 2

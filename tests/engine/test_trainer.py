@@ -71,15 +71,25 @@ def test_best_is_the_highest_metric(monkeypatch, tmp_path):
     evaluations(monkeypatch, 25.0, 30.0)
     result = train(config, build)
     assert best_step(tmp_path) == 4  # the first of two that are equal
-    assert (result["top1"], result["best_top1"], result["best_step"], result["best_epoch"]) == (30, 30, 4, 2)
+    assert (result["top1"], result["best_top1"], result["best_step"], result["best_epoch"]) == (
+        30,
+        30,
+        4,
+        2,
+    )
     assert json.loads((tmp_path / "runs/small/result.json").read_text())["best_step"] == 4
 
 
-@pytest.mark.parametrize(("epochs", "every", "expected"), [(3, 1, [2, 4, 6]), (3, 2, [4, 6]), (4, 2, [4, 8]), (2, 5, [4])])
+@pytest.mark.parametrize(
+    ("epochs", "every", "expected"),
+    [(3, 1, [2, 4, 6]), (3, 2, [4, 6]), (4, 2, [4, 8]), (2, 5, [4])],
+)
 def test_when_it_is_evaluated(monkeypatch, tmp_path, epochs, every, expected):
     """Every so many epochs, and at the end."""
     evaluations(monkeypatch, *[1.0] * len(expected))
-    trainer = small_trainer(*TWO_STEPS, f"schedule.epochs={epochs}", f"train.eval_every={every}", "train.freeze_bn=true")
+    trainer = small_trainer(
+        *TWO_STEPS, f"schedule.epochs={epochs}", f"train.eval_every={every}", "train.freeze_bn=true"
+    )
     lines = Lines()
     trainer.fit(RunDirectory(tmp_path), lines, StopRequest())
     assert [line["step"] for line in lines.kept if line["kind"] == "val"] == expected
@@ -166,7 +176,9 @@ def kept(trainer):
 
 def test_a_bad_step_leaves_everything_as_it_was(tmp_path):
     """Weights, statistics, momentum, and what is counted; one good step, and bad ones are counted from 1 again."""
-    trainer = small_trainer(*TWO_STEPS, "train.max_bad_steps=1", "train.ema_decay=0.9", "schedule.epochs=9")
+    trainer = small_trainer(
+        *TWO_STEPS, "train.max_bad_steps=1", "train.ema_decay=0.9", "schedule.epochs=9"
+    )
     loss, bad = trainer.task.loss, {1, 3, 5}
 
     def spoilt(model, batch):
@@ -179,12 +191,17 @@ def test_a_bad_step_leaves_everything_as_it_was(tmp_path):
     for step in range(6):
         before = kept(trainer)
         trainer.train_step(iter(batches))
-        assert [same_bits(*pair) for pair in zip(before, kept(trainer), strict=True)] == [step in bad] * 4
+        assert [same_bits(*pair) for pair in zip(before, kept(trainer), strict=True)] == [
+            step in bad
+        ] * 4
         assert trainer.bad_steps == (step in bad)
     assert trainer.skipped == 3
     bad |= {6}
     trainer.run = RunDirectory(tmp_path)
-    with pytest.raises(UserError, match="not finite in 2 steps in a row, up to step 6; the last good checkpoint is none yet"):
+    with pytest.raises(
+        UserError,
+        match="not finite in 2 steps in a row, up to step 6; the last good checkpoint is none yet",
+    ):
         trainer.train_step(iter(batches))
 
 
@@ -209,9 +226,22 @@ def test_what_was_counted_is_counted_once_on_any_number_of_ranks(saved, size, ex
 def test_a_dry_run_tells_the_time_of_the_whole_run(monkeypatch, capsys):
     """90 epochs of 2 steps, two seconds each."""
     ticks = iter(range(0, 100, 2))
-    monkeypatch.setattr(run_module, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    dry_run(small_trainer("data.length=16", "schedule.epochs=90", "schedule.warmup_epochs=5", "train.accumulation=2"))
-    rows = (line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines() if line.startswith("  "))
+    monkeypatch.setattr(
+        run_module, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    )
+    dry_run(
+        small_trainer(
+            "data.length=16",
+            "schedule.epochs=90",
+            "schedule.warmup_epochs=5",
+            "train.accumulation=2",
+        )
+    )
+    rows = (
+        line.strip().split("  ", 1)
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("  ")
+    )
     said = {name: text.strip() for name, text in rows}
     assert said["time"] == "2.000 s per step, 0.10 h for 180 steps, evaluations aside"
     assert said["batch"] == "8 = 1 ranks x 2 steps x 4"
@@ -223,8 +253,16 @@ def test_milestones():
     config = small_config("optim.lr=0.2", "schedule.epochs=12", "schedule.warmup_epochs=2")
     cosine = [("start", 0, 0.0), ("end of warm-up", 20, 0.2), ("half", 70, 0.1), ("end", 120, 0.0)]
     assert milestones(10, config) == [(what, step, pytest.approx(lr)) for what, step, lr in cosine]
-    config.schedule = ScheduleConfig(12, warmup_steps=5, decay="drops", drop_epochs=[8, 11], gamma=0.5)
-    drops = [("start", 0, 0.0), ("end of warm-up", 5, 0.2), ("drop", 80, 0.1), ("drop", 110, 0.05), ("end", 120, 0.05)]
+    config.schedule = ScheduleConfig(
+        12, warmup_steps=5, decay="drops", drop_epochs=[8, 11], gamma=0.5
+    )
+    drops = [
+        ("start", 0, 0.0),
+        ("end of warm-up", 5, 0.2),
+        ("drop", 80, 0.1),
+        ("drop", 110, 0.05),
+        ("end", 120, 0.05),
+    ]
     assert milestones(10, config) == [(what, step, pytest.approx(lr)) for what, step, lr in drops]
 
 
@@ -276,7 +314,9 @@ def test_a_stop_is_saved_and_gone_on_from(monkeypatch, tmp_path):
             if end is None:
                 trainer.fit(run, None, stop)
             else:
-                with pytest.raises(trainer_module.Interrupted, match=f"stopped by SIGTERM after step {end}"):
+                with pytest.raises(
+                    trainer_module.Interrupted, match=f"stopped by SIGTERM after step {end}"
+                ):
                     trainer.fit(run, None, stop)
         states.append(torch.load(folder / "last.pt", weights_only=True))
     assert states[0]["step"] == 4

@@ -35,8 +35,12 @@ def rigid(key: str, kernel_size=3, dtype=torch.float64, seed: int = 0, **options
     return nn.Conv2d(6, 6, kernel_size, **{"padding": 1, "groups": groups, **options}, dtype=dtype)
 
 
-def image(dtype: torch.dtype = torch.float64, size: tuple[int, int] = (7, 6), n: int = 2) -> torch.Tensor:
-    return torch.randn(n, 6, *size, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+def image(
+    dtype: torch.dtype = torch.float64, size: tuple[int, int] = (7, 6), n: int = 2
+) -> torch.Tensor:
+    return torch.randn(
+        n, 6, *size, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    ).to(dtype)
 
 
 def stir(layer: nn.Module, scale: float = 0.2) -> nn.Module:

@@ -8,7 +8,13 @@ from timm.models._efficientnet_builder import efficientnet_init_weights
 from timm.models.resnet import ResNet
 from torch import nn
 
-from dkcls.layers import CondConv2d, GlobalDeformKernel2d, fill_scope_, offset_generators, scope_from_kernel
+from dkcls.layers import (
+    CondConv2d,
+    GlobalDeformKernel2d,
+    fill_scope_,
+    offset_generators,
+    scope_from_kernel,
+)
 from dkcls.ops import sample_kernel2d
 from tests.layers.common import DK, MOVING, SMALL, build, image, rigid
 
@@ -26,7 +32,10 @@ def test_a_fresh_layer_is_the_rigid_layer_of_the_same_seed(key, options):
     torch.testing.assert_close(build(key, **options)(image()), rigid(key, **options)(image()))
 
 
-@pytest.mark.parametrize("options", [{"scope": s} for s in (3, 5, 9, (3, 6))] + [{"grid": "spread"}, {"scope": 7, "grid": 2.0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"scope": s} for s in (3, 5, 9, (3, 6))] + [{"grid": "spread"}, {"scope": 7, "grid": 2.0}],
+)
 @pytest.mark.parametrize("key", ["static", *DK])
 def test_so_it_is_with_other_scopes_and_grids(key, options):
     torch.testing.assert_close(build(key, **options)(image()), rigid(key)(image()))
@@ -69,7 +78,9 @@ def test_every_generator_learns_from_the_first_step(key, scope, grid):
     assert len(generators) == (2 if key == "dcn_local_dk" else 1)
     for generator in generators.values():
         for parameter in generator.parameters():
-            assert (parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad[:, None]).any(1).float().mean() > 0.6
+            assert (
+                parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad[:, None]
+            ).any(1).float().mean() > 0.6
 
 
 @pytest.mark.parametrize("scope", [2, 4])
@@ -93,7 +104,9 @@ def test_a_scope_that_is_flat_along_one_axis_does_not_start_flat(kernel_size, sc
     kernel = torch.randn(4, 6, *kernel_size, dtype=torch.float64)
     layer = GlobalDeformKernel2d(6, 4, kernel_size, scope=scope, dtype=torch.float64)
     layer.load_kernel(kernel)
-    rows = (layer.weight[..., :-1, :] + layer.weight[..., 1:, :]) / 2  # every tap is in the middle of four entries
+    rows = (
+        layer.weight[..., :-1, :] + layer.weight[..., 1:, :]
+    ) / 2  # every tap is in the middle of four entries
     torch.testing.assert_close((rows[..., :-1] + rows[..., 1:]) / 2, kernel)
     layer(image()).square().sum().backward()
     assert (layer.kernel_generator.bias.grad.abs() > 1e-3).all()
@@ -113,20 +126,29 @@ def test_load_kernel_is_loading_a_rigid_layer(key):
     layer.load_kernel(plain.weight)
     layer.bias.data.copy_(plain.bias.data)
     torch.testing.assert_close(layer(image()), plain(image()))
-    with pytest.raises(ValueError, match=r"kernel must be \[Cout, Cin/groups, Kh, Kw\] = \[6, .*, got \[6, 1, 5, 5\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"kernel must be \[Cout, Cin/groups, Kh, Kw\] = \[6, .*, got \[6, 1, 5, 5\]",
+    ):
         layer.load_kernel(torch.zeros(6, 1, 5, 5))
 
 
 @pytest.mark.parametrize("grid", ["centered", "spread", 1.5])
-@pytest.mark.parametrize(("kernel_size", "scope"), [(3, 4), (3, 9), (2, 5), ((3, 1), (4, 3)), ((2, 3), 7)])
+@pytest.mark.parametrize(
+    ("kernel_size", "scope"), [(3, 4), (3, 9), (2, 5), ((3, 1), (4, 3)), ((2, 3), 7)]
+)
 def test_scope_from_kernel_is_exact_and_of_least_norm(kernel_size, scope, grid):
     kh, kw = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
     kernel = torch.randn(5, 2, kh, kw, dtype=torch.float64)
     got = scope_from_kernel(kernel, scope, grid)
-    torch.testing.assert_close(sample_kernel2d(got, None, kernel_size=(kh, kw), grid=grid)[0], kernel)
+    torch.testing.assert_close(
+        sample_kernel2d(got, None, kernel_size=(kh, kw), grid=grid)[0], kernel
+    )
     # least norm: orthogonal to everything that the taps do not read
     unread = torch.randn_like(got)
-    unread -= scope_from_kernel(sample_kernel2d(unread, None, kernel_size=(kh, kw), grid=grid)[0], scope, grid)
+    unread -= scope_from_kernel(
+        sample_kernel2d(unread, None, kernel_size=(kh, kw), grid=grid)[0], scope, grid
+    )
     torch.testing.assert_close((unread * got).sum((2, 3)), torch.zeros(5, 2, dtype=torch.float64))
 
 
@@ -188,11 +210,18 @@ def test_meta_then_to_empty_then_reset(key, channels_last):
         p.data.fill_(float("nan"))
     torch.manual_seed(0)
     layer.reset_parameters()
-    for (name, got), expected in zip(layer.named_parameters(), build(key, dtype=torch.float32).parameters(), strict=True):
+    for (name, got), expected in zip(
+        layer.named_parameters(), build(key, dtype=torch.float32).parameters(), strict=True
+    ):
         assert torch.equal(got, expected), name
 
 
 def test_offset_generators_leave_routing_out():
-    net = nn.ModuleDict({"cond": build("cond"), "dk": build("dcn_local_dk"), "rigid": nn.Conv2d(6, 6, 1)})
-    assert [name for name, _ in offset_generators(net)] == ["dk.kernel_generator", "dk.image_generator"]
+    net = nn.ModuleDict(
+        {"cond": build("cond"), "dk": build("dcn_local_dk"), "rigid": nn.Conv2d(6, 6, 1)}
+    )
+    assert [name for name, _ in offset_generators(net)] == [
+        "dk.kernel_generator",
+        "dk.image_generator",
+    ]
     assert isinstance(net["cond"], CondConv2d)

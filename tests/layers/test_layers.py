@@ -25,11 +25,16 @@ def test_forward_is_generators_then_operator(key):
         if generator is None:
             return None
         if generator.weight.dim() == 2:
-            return F.linear(F.adaptive_avg_pool2d(x, 1).flatten(1), generator.weight, generator.bias)
+            return F.linear(
+                F.adaptive_avg_pool2d(x, 1).flatten(1), generator.weight, generator.bias
+            )
         return F.conv2d(x, generator.weight, generator.bias, **HERE)
 
     offsets = [generated(getattr(layer, f"{kind}_generator", None)) for kind in ("kernel", "image")]
-    expected = deform_kernel2d(x, layer.weight, *offsets, kernel_size=3, **HERE) + layer.bias[:, None, None]
+    expected = (
+        deform_kernel2d(x, layer.weight, *offsets, kernel_size=3, **HERE)
+        + layer.bias[:, None, None]
+    )
     torch.testing.assert_close(layer(x), expected)
     assert (layer(x) - rigid(key, **HERE)(x)).abs().max() > 0.01
 
@@ -37,11 +42,17 @@ def test_forward_is_generators_then_operator(key):
 def test_conditional_forward():
     layer, x = stir(build("cond_dense")), image()
     routing = F.linear(x.mean((2, 3)), layer.routing.weight, layer.routing.bias).sigmoid()
-    expected = cond_conv2d(x, layer.weight.view(2, 6, 6, 3, 3), routing, padding=1) + layer.bias[:, None, None]
+    expected = (
+        cond_conv2d(x, layer.weight.view(2, 6, 6, 3, 3), routing, padding=1)
+        + layer.bias[:, None, None]
+    )
     torch.testing.assert_close(layer(x), expected)
 
 
-@pytest.mark.parametrize("options", [{"kernel_size": 3}, {"kernel_size": (2, 4), "dilation": (1, 3)}, {"kernel_size": (4, 3)}])
+@pytest.mark.parametrize(
+    "options",
+    [{"kernel_size": 3}, {"kernel_size": (2, 4), "dilation": (1, 3)}, {"kernel_size": (4, 3)}],
+)
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("key", SMALL)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -62,12 +73,17 @@ def test_padding_the_same_does_not_change_what_is_routed():
     torch.testing.assert_close(layer(x), expected)
 
 
-@pytest.mark.parametrize(("name", "out_channels"), [("global_dk", 1), ("global_dk", 2), ("local_dk", 1), ("dcn_local_dk", 1)])
+@pytest.mark.parametrize(
+    ("name", "out_channels"),
+    [("global_dk", 1), ("global_dk", 2), ("local_dk", 1), ("dcn_local_dk", 1)],
+)
 def test_clip_decides_what_an_offset_outside_the_scope_learns(name, out_channels):
     """One tap over the scope [1, 3, 7], read two steps right of its middle, which is one too far."""
 
     def gradient(clip: str, pixel: float) -> float:
-        layer = layer_class(name)(1, out_channels, 1, scope=(1, 3), clip=clip, bias=False, dtype=torch.float64)
+        layer = layer_class(name)(
+            1, out_channels, 1, scope=(1, 3), clip=clip, bias=False, dtype=torch.float64
+        )
         layer.weight.data.copy_(torch.tensor([1.0, 3.0, 7.0]))
         layer.kernel_generator.bias.data.copy_(torch.tensor([0.0, 2.0]))
         out = layer(torch.full((1, 1, 1, 1), pixel, dtype=torch.float64))
@@ -98,7 +114,10 @@ def test_the_reference_backend_can_be_differentiated_twice(key):
 def test_padding_the_same_does_not_change_what_is_pooled():
     layer = stir(build("global_dk", kernel_size=2, padding="same"))
     offset = layer.kernel_generator(image())
-    expected = deform_kernel2d(F.pad(image(), (0, 1, 0, 1)), layer.weight, offset, kernel_size=2) + layer.bias[:, None, None]
+    expected = (
+        deform_kernel2d(F.pad(image(), (0, 1, 0, 1)), layer.weight, offset, kernel_size=2)
+        + layer.bias[:, None, None]
+    )
     torch.testing.assert_close(layer(image()), expected)
 
 
@@ -108,10 +127,15 @@ def test_memory_format_is_kept(key, channels_last):
     layer, x = stir(build(key)), image()
     expected = layer(x)
     if channels_last:
-        layer, x = layer.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+        layer, x = (
+            layer.to(memory_format=torch.channels_last),
+            x.contiguous(memory_format=torch.channels_last),
+        )
     got = layer(x)
     torch.testing.assert_close(got, expected)
-    assert got.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    assert got.is_contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
     got.sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
 
@@ -126,7 +150,9 @@ def test_autocast_and_half(key):
     assert low.dtype == torch.bfloat16
     assert (low - wide).norm() < 0.03 * wide.norm()
     low.sum().backward()
-    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+    assert all(
+        p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters()
+    )
     half = layer.bfloat16()(x.bfloat16())
     assert half.dtype == torch.bfloat16
     assert (half - wide).norm() < 0.05 * wide.norm()
@@ -177,7 +203,9 @@ def test_compiles_as_one_graph(key):
         torch.testing.assert_close(p.grad, g)
 
 
-@pytest.mark.parametrize("options", [{}, {"padding": "same", "kernel_size": (2, 3), "bias": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"padding": "same", "kernel_size": (2, 3), "bias": False}], ids=str
+)
 @pytest.mark.parametrize("key", SMALL)
 def test_fx_traces(key, options):
     layer = stir(build(key, **options))
@@ -213,14 +241,19 @@ def test_exports_where_kernels_outweigh_the_images():
 
 def test_the_registry():
     assert layer_class("rigid") is nn.Conv2d
-    with pytest.raises(ValueError, match=r"layer must be one of rigid, static, global_dk, .*, got 'dk'"):
+    with pytest.raises(
+        ValueError, match=r"layer must be one of rigid, static, global_dk, .*, got 'dk'"
+    ):
         layer_class("dk")
 
 
 @pytest.mark.parametrize("name", ["local_dk", "dcn", "dcn_local_dk"])
 def test_depthwise_layers_say_so(name):
     for arguments in ((6, 6, 3), (6, 12, 3, 1, 1, 1, 6)):
-        with pytest.raises(ValueError, match=r"is depthwise: .* must be equal, got 6, .*; pass out_channels=6, groups=6"):
+        with pytest.raises(
+            ValueError,
+            match=r"is depthwise: .* must be equal, got 6, .*; pass out_channels=6, groups=6",
+        ):
             layer_class(name)(*arguments)
 
 
@@ -233,7 +266,10 @@ def test_depthwise_layers_say_so(name):
         ({"padding": -1}, "padding must be"),
         ({"stride": 0}, "stride must be"),
         ({"groups": 4}, "groups must divide in_channels = 6 and out_channels = 6, got 4"),
-        ({"padding": "same", "stride": (1, 2)}, r'padding="same" needs stride 1, got stride \(1, 2\)'),
+        (
+            {"padding": "same", "stride": (1, 2)},
+            r'padding="same" needs stride 1, got stride \(1, 2\)',
+        ),
     ],
 )
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "rigid"])
@@ -245,7 +281,10 @@ def test_errors_of_every_layer(name, options, message):
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "rigid"])
 @pytest.mark.parametrize("channels", [(6, 8), (8, 6)])
 def test_groups_divide_both_numbers_of_channels(name, channels):
-    with pytest.raises(ValueError, match="groups must divide in_channels = {} and out_channels = {}, got 4".format(*channels)):
+    with pytest.raises(
+        ValueError,
+        match="groups must divide in_channels = {} and out_channels = {}, got 4".format(*channels),
+    ):
         layer_class(name)(*channels, 3, groups=4)
 
 
@@ -270,7 +309,9 @@ def test_repr_says_what_it_is():
         "StaticScope2d(6, 6, kernel_size=(3, 3), stride=(1, 1), padding='same', groups=6, scope=(5, 5), grid='spread')"
     )
     text = repr(build("local_dk", bias=False, clip="projected", backend="reference"))
-    assert "bias=False, scope=(4, 4), grid='centered', clip='projected', backend='reference'" in text
+    assert (
+        "bias=False, scope=(4, 4), grid='centered', clip='projected', backend='reference'" in text
+    )
     assert "(kernel_generator): LocalOffsets(6, 18, kernel_size=(3, 3)" in text
     assert "experts=2" in repr(build("cond_dense"))
 

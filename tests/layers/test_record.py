@@ -9,7 +9,12 @@ from tests.layers.common import MOVING, build, image, stir
 
 
 def net() -> nn.Sequential:
-    return nn.Sequential(*(stir(build(key)) for key in MOVING), build("static"), build("cond"), nn.Conv2d(6, 6, 1).double())
+    return nn.Sequential(
+        *(stir(build(key)) for key in MOVING),
+        build("static"),
+        build("cond"),
+        nn.Conv2d(6, 6, 1).double(),
+    )
 
 
 def test_every_moving_layer_is_recorded_and_nothing_else():
@@ -68,7 +73,9 @@ def test_clipped_is_the_share_strictly_outside_the_scope(key):
 
 
 def test_clipped_counts_from_the_layers_grid():
-    layer = build("local_dk", kernel_size=(3, 2), scope=(5, 4), grid="spread")  # grid: y 0, 2, 4; x 0, 3
+    layer = build(
+        "local_dk", kernel_size=(3, 2), scope=(5, 4), grid="spread"
+    )  # grid: y 0, 2, 4; x 0, 3
     bias = torch.zeros(3, 2, 2, dtype=torch.float64)
     bias[0, 0, 1] = -0.1  # x = -0.1
     bias[1, 1, 1] = 0.1  # x = 3.1

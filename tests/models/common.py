@@ -9,7 +9,11 @@ from torch.func import functional_call
 from dkcls.models import PAPER
 
 PAPER_NAMES = [row.name for row in PAPER]
-OWN_NAMES = [row.name for row in PAPER if row.base != row.name] + ["resnet50_dw", "mobilenetv2_dw", "mobilenetv2_nano"]
+OWN_NAMES = [row.name for row in PAPER if row.base != row.name] + [
+    "resnet50_dw",
+    "mobilenetv2_dw",
+    "mobilenetv2_nano",
+]
 VARIANTS = {
     "rigid": {},
     "static": {"spatial": "static"},

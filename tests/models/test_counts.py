@@ -78,7 +78,9 @@ def test_a_name_is_its_base_with_arguments(row):
 def test_there_are_22_of_different_names():
     assert len({row.name for row in PAPER}) == 22
     assert {row.generator_lr_multiplier for row in PAPER if row.name.startswith("resnet")} == {0.01}
-    assert {row.generator_lr_multiplier for row in PAPER if row.name.startswith("mobilenet")} == {0.1}
+    assert {row.generator_lr_multiplier for row in PAPER if row.name.startswith("mobilenet")} == {
+        0.1
+    }
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,12 @@ def script(monkeypatch):
 
 
 def test_summary_as_csv(script, capsys):
-    assert script.run("--format", "csv", "--no-time", "--names", "mobilenetv2_100_local4", "mobilenetv2_100") == 0
+    assert (
+        script.run(
+            "--format", "csv", "--no-time", "--names", "mobilenetv2_100_local4", "mobilenetv2_100"
+        )
+        == 0
+    )
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["network"] for row in rows] == ["mobilenetv2_100", "mobilenetv2_100_local4"]
     assert rows[1]["parameters"] == "4711162"

@@ -33,14 +33,21 @@ def test_a_fresh_network_is_the_rigid_one(row):
     x, model = images(3, (64, 64)), awake(create(row.name, num_classes=9))
     expected = rigid_output(row.base)
     assert expected.std() > 1e-3
-    torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+    torch.testing.assert_close(
+        model(x), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item()
+    )
 
 
 @pytest.mark.parametrize("key", MOVED)
-@pytest.mark.parametrize("options", [{}, {"scope_init": "independent"}, {"depthwise_gain": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"scope_init": "independent"}, {"depthwise_gain": 0.2}], ids=str
+)
 def test_what_is_rigid_is_equal_to_the_bit(key, options):
     rigid, model = create(**options), create(**VARIANTS[key], **options)
-    state, layers = model.state_dict(), {n for n, m in model.named_modules() if isinstance(m, DynamicConv2d)}
+    state, layers = (
+        model.state_dict(),
+        {n for n, m in model.named_modules() if isinstance(m, DynamicConv2d)},
+    )
     compared = 0
     for name, expected in rigid.state_dict().items():
         if name.rpartition(".")[0] not in layers or key == "dcn":
@@ -57,7 +64,13 @@ def large_rigid() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", ["resnet50_dw_cond_local4", "resnet50_dw_dcn"])
 def test_so_it_is_in_the_large_network(name):
     rigid, model = large_rigid(), create(name).state_dict()
-    for key in ("conv1.weight", "layer3.0.downsample.0.weight", "layer4.2.bn3.weight", "fc.weight", "fc.bias"):
+    for key in (
+        "conv1.weight",
+        "layer3.0.downsample.0.weight",
+        "layer4.2.bn3.weight",
+        "fc.weight",
+        "fc.bias",
+    ):
         assert torch.equal(model[key], rigid[key])
 
 
@@ -79,9 +92,19 @@ def test_the_rules_are_timms():
         elif not expected.any() or (expected == 1).all():
             assert torch.equal(got, expected), name
     ours, theirs = create("resnet50_dw"), create("resnet50")
-    for name in ("conv1.weight", "layer2.0.downsample.0.weight", "layer3.1.conv3.weight", "fc.weight", "fc.bias"):
-        assert ours.get_parameter(name).std().item() == pytest.approx(theirs.get_parameter(name).std().item(), rel=0.1), name
-    assert ours.layer3[0].conv2.weight.std().item() == pytest.approx(math.sqrt(2 / (512 * 9)), rel=0.1)
+    for name in (
+        "conv1.weight",
+        "layer2.0.downsample.0.weight",
+        "layer3.1.conv3.weight",
+        "fc.weight",
+        "fc.bias",
+    ):
+        assert ours.get_parameter(name).std().item() == pytest.approx(
+            theirs.get_parameter(name).std().item(), rel=0.1
+        ), name
+    assert ours.layer3[0].conv2.weight.std().item() == pytest.approx(
+        math.sqrt(2 / (512 * 9)), rel=0.1
+    )
     assert not ours.layer3[0].bn3.weight.any()
     assert create("resnet50_dw", zero_init_last=False).layer3[0].bn3.weight.all()
 
@@ -92,13 +115,18 @@ def test_gain_scales_depthwise_kernels_and_nothing_else():
         assert torch.equal(scaled[name], value * 0.25 if "conv_dw" in name else value), name
     local = create(spatial="local_dk", depthwise_gain=0.25).state_dict()
     torch.testing.assert_close(
-        local["blocks.0.0.conv_dw.weight"], create(spatial="local_dk").blocks[0][0].conv_dw.weight * 0.25
+        local["blocks.0.0.conv_dw.weight"],
+        create(spatial="local_dk").blocks[0][0].conv_dw.weight * 0.25,
     )
 
 
 def test_independent_entries_have_the_kernels_distribution():
-    model = create("mobilenetv2_dw", spatial="static", scope=9, scope_init="independent", num_classes=0)
-    assert model.blocks[6][0].conv_dw.weight.std().item() == pytest.approx(math.sqrt(2 / 9), rel=0.02)
+    model = create(
+        "mobilenetv2_dw", spatial="static", scope=9, scope_init="independent", num_classes=0
+    )
+    assert model.blocks[6][0].conv_dw.weight.std().item() == pytest.approx(
+        math.sqrt(2 / 9), rel=0.02
+    )
 
 
 def test_experts_differ_and_mix_to_the_kernel():
@@ -113,7 +141,9 @@ def test_experts_differ_and_mix_to_the_kernel():
 
 def untouched(model: nn.Module) -> bool:
     """Whether every generator and routing is at zero, if there are any."""
-    parts = [part for _, part in offset_generators(model)] + [m for m in model.modules() if isinstance(m, Routing)]
+    parts = [part for _, part in offset_generators(model)] + [
+        m for m in model.modules() if isinstance(m, Routing)
+    ]
     return bool(parts) and not any(p.any() for part in parts for p in part.parameters())
 
 

@@ -26,7 +26,9 @@ def test_kept_kernels_and_the_images_they_meet(name, kept_mib, inputs_mib):
     def count(layer, args, out):
         kernel = out.shape[1] * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
         inputs.append(args[0][0].numel())
-        kept.append(kernel if kernel <= inputs[-1] else 0)  # else made again, a few images at a time
+        kept.append(
+            kernel if kernel <= inputs[-1] else 0
+        )  # else made again, a few images at a time
 
     with torch.device("meta"):
         model = timm.create_model(name)

@@ -15,7 +15,16 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from dkcls.layers import DynamicConv2d, offset_generators
 from dkcls.models import Variant
 from dkcls.models.resnet_dw import Bottleneck
-from tests.models.common import OWN_NAMES, VARIANTS, awake, create, drawn_once, images, shapes_of, stir
+from tests.models.common import (
+    OWN_NAMES,
+    VARIANTS,
+    awake,
+    create,
+    drawn_once,
+    images,
+    shapes_of,
+    stir,
+)
 
 RESNET = [64, 256, 512, 1024, 2048]
 MOBILENET = [16, 24, 32, 96, 320]
@@ -51,7 +60,9 @@ def test_dropout_is_before_the_classifier(name):
     classifier.bias.data.copy_(torch.tensor([1.0, 2.0, 3.0]))
     features = torch.ones(2, model.num_features, 2, 2)
     assert model.train().forward_head(features).tolist() == [[1.0, 2.0, 3.0]] * 2
-    assert model.eval().forward_head(features)[0].tolist() == [model.num_features + b for b in (1, 2, 3)]
+    assert model.eval().forward_head(features)[0].tolist() == [
+        model.num_features + b for b in (1, 2, 3)
+    ]
 
 
 def test_the_activation_is_the_one_asked_for():
@@ -70,7 +81,9 @@ def test_the_activation_is_the_one_asked_for():
 def test_widths_are_timms(theirs, width):
     with torch.device("meta"):
         ours, theirs = timm.create_model("mobilenetv2_dw", width=width), timm.create_model(theirs)
-    assert {n: t.shape for n, t in ours.state_dict().items()} == {n: t.shape for n, t in theirs.state_dict().items()}
+    assert {n: t.shape for n, t in ours.state_dict().items()} == {
+        n: t.shape for n, t in theirs.state_dict().items()
+    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -82,7 +95,9 @@ def test_fx_features_are_the_networks(variant):
     nodes = {info["module"]: str(i) for i, info in enumerate(model.feature_info)}
     seen = {}
     hooks = [
-        model.get_submodule(node).register_forward_hook(lambda m, a, out, key=key: seen.update({key: out}))
+        model.get_submodule(node).register_forward_hook(
+            lambda m, a, out, key=key: seen.update({key: out})
+        )
         for node, key in nodes.items()
     ]
     expected = model(x)
@@ -97,7 +112,9 @@ def test_fx_features_are_the_networks(variant):
         assert torch.equal(by_torchvision[str(key)], seen[str(key)])
     for name, p in features.graph_module.named_parameters():
         (a,) = torch.autograd.grad(by_timm[-1].square().sum(), p, retain_graph=True)
-        (b,) = torch.autograd.grad(seen[str(len(seen) - 1)].square().sum(), model.get_parameter(name), retain_graph=True)
+        (b,) = torch.autograd.grad(
+            seen[str(len(seen) - 1)].square().sum(), model.get_parameter(name), retain_graph=True
+        )
         assert torch.equal(a, b), name
 
 
@@ -105,7 +122,10 @@ def test_fx_features_are_the_networks(variant):
     "name",
     [
         "mobilenetv2_100_dcn_local4",
-        *(pytest.param(f"resnet50_dw_{kind}_local4", marks=pytest.mark.long) for kind in ("cond", "dcn")),
+        *(
+            pytest.param(f"resnet50_dw_{kind}_local4", marks=pytest.mark.long)
+            for kind in ("cond", "dcn")
+        ),
     ],
 )
 def test_fx_features_of_the_papers_networks(name):
@@ -135,7 +155,9 @@ def test_what_timm_knows_of_the_images(name):
 
 
 def test_width_of_the_small_network():
-    sizes = [sum(p.numel() for p in create(width=w).parameters()) for w in (0.5, 0.9, 1.0, 1.1, 1.5)]
+    sizes = [
+        sum(p.numel() for p in create(width=w).parameters()) for w in (0.5, 0.9, 1.0, 1.1, 1.5)
+    ]
     assert sizes == sorted(set(sizes))
     assert create(width=1.5, spatial="local_dk").eval()(images()).shape == (2, 10)
     assert [create(width=w).num_features for w in (0.5, 1.5)] == [64, 192]
@@ -169,21 +191,30 @@ def test_a_train_step(name):
 @pytest.mark.parametrize("name", OWN_NAMES)
 def test_features_only(name):
     with torch.device("meta"):
-        plain, dilated = (timm.create_model(name, features_only=True, **o) for o in ({}, {"output_stride": 16}))
+        plain, dilated = (
+            timm.create_model(name, features_only=True, **o) for o in ({}, {"output_stride": 16})
+        )
     channels = RESNET if "resnet" in name else MOBILENET
     channels, size = ([16, 24, 40], 32) if "nano" in name else (channels, 64)
     inputs = 1 if "nano" in name else 3
     assert plain.feature_info.channels() == channels
     assert plain.feature_info.reduction() == [2, 4, 8, 16, 32][: len(channels)]
     sizes = [size // r for r in plain.feature_info.reduction()]
-    assert shapes_of(plain, inputs, (size, size)) == [(c, s, s) for c, s in zip(channels, sizes, strict=True)]
+    assert shapes_of(plain, inputs, (size, size)) == [
+        (c, s, s) for c, s in zip(channels, sizes, strict=True)
+    ]
     assert dilated.feature_info.reduction() == [2, 4, 8, 16, 16][: len(channels)]
     sizes = [max(s, size // 16) for s in sizes]
-    assert shapes_of(dilated, inputs, (size, size)) == [(c, s, s) for c, s in zip(channels, sizes, strict=True)]
+    assert shapes_of(dilated, inputs, (size, size)) == [
+        (c, s, s) for c, s in zip(channels, sizes, strict=True)
+    ]
 
 
 def test_features_are_those_of_the_whole_network():
-    for name, indices, inputs in (("mobilenetv2_100_dcn_local4", (1, 3), 3), ("mobilenetv2_nano", (0, 2), 1)):
+    for name, indices, inputs in (
+        ("mobilenetv2_100_dcn_local4", (1, 3), 3),
+        ("mobilenetv2_nano", (0, 2), 1),
+    ):
         whole, features = create(name), create(name, features_only=True, out_indices=indices)
         x = images(inputs, (64, 64))
         whole.eval(), features.eval()
@@ -199,12 +230,20 @@ def test_output_stride_dilates_and_changes_no_parameter(key, output_stride):
     for name in ("resnet50_dw", "mobilenetv2_dw"):
         arguments = {"num_classes": 0, **VARIANTS[key]}
         with torch.device("meta"):
-            plain, model = (timm.create_model(name, output_stride=s, **arguments) for s in (32, output_stride))
-        assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in plain.named_parameters()}
+            plain, model = (
+                timm.create_model(name, output_stride=s, **arguments) for s in (32, output_stride)
+            )
+        assert {n: p.shape for n, p in model.named_parameters()} == {
+            n: p.shape for n, p in plain.named_parameters()
+        }
         side = 64 // output_stride
         model.reset_classifier(0, "")
         assert shapes_of(model, 3, (64, 64)) == [(model.num_features, side, side)]
-        dilations = {m.dilation for m in model.modules() if isinstance(m, (nn.Conv2d, DynamicConv2d)) and m.groups > 1}
+        dilations = {
+            m.dilation
+            for m in model.modules()
+            if isinstance(m, (nn.Conv2d, DynamicConv2d)) and m.groups > 1
+        }
         assert dilations == {16: {(1, 1), (2, 2)}, 8: {(1, 1), (2, 2), (4, 4)}}[output_stride]
 
 
@@ -238,7 +277,11 @@ def test_where_image_offsets_are():
             model = timm.create_model(name, **arguments)
         return [n for n, m in model.named_modules() if hasattr(m, "image_generator")]
 
-    for arguments in ({"spatial": "dcn"}, {"spatial": "dcn_local_dk"}, {"spatial": "dcn", "output_stride": 8}):
+    for arguments in (
+        {"spatial": "dcn"},
+        {"spatial": "dcn_local_dk"},
+        {"spatial": "dcn", "output_stride": 8},
+    ):
         layers = placed("resnet50_dw", **arguments)
         assert len(layers) == 13
         assert not any(name.startswith("layer1") for name in layers)
@@ -281,12 +324,16 @@ def test_formats_and_precisions(key):
     model, x = stir(create(**VARIANTS[key])).eval(), images()
     expected = model(x)
     last = copy.deepcopy(model).to(memory_format=torch.channels_last)
-    torch.testing.assert_close(last(x.contiguous(memory_format=torch.channels_last)), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        last(x.contiguous(memory_format=torch.channels_last)), expected, rtol=1e-4, atol=1e-5
+    )
     with torch.autocast("cpu", torch.bfloat16):
         low = model(x)
     assert low.dtype == torch.bfloat16
     assert (low - expected).norm() < 0.1 * expected.norm()
-    torch.testing.assert_close(copy.deepcopy(model).double()(x.double()).float(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        copy.deepcopy(model).double()(x.double()).float(), expected, rtol=1e-4, atol=1e-5
+    )
     assert create(**VARIANTS[key], dtype=torch.float64)(x.double()).dtype == torch.float64
 
 
@@ -322,5 +369,7 @@ def test_compiles_as_one_graph():
 @pytest.mark.parametrize("key", ["dcn_local", "cond"])
 def test_exports(key):
     model, x = stir(create(**VARIANTS[key])).eval(), images(n=3)
-    program = torch.export.export(model, (images(),), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},))
+    program = torch.export.export(
+        model, (images(),), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},)
+    )
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)

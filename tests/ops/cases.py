@@ -29,11 +29,15 @@ class Case:
     channels_last: bool = True
     offset_scale: float = 1.0
     integer: bool = False  # offsets that put every coordinate on an integer
-    layout: str = ""  # of all tensors: "transposed" or "sliced", in which H and W are no single axis
+    layout: str = (
+        ""  # of all tensors: "transposed" or "sliced", in which H and W are no single axis
+    )
 
     def __str__(self) -> str:
         default = Case()
-        changed = [f"{k}={v}" for k, v in self.__dict__.items() if k == "kind" or v != getattr(default, k)]
+        changed = [
+            f"{k}={v}" for k, v in self.__dict__.items() if k == "kind" or v != getattr(default, k)
+        ]
         return ",".join(changed).replace(" ", "")
 
     @property
@@ -59,7 +63,14 @@ CASES = [
     Case(scope=(9, 2)),
     Case(kernel_size=1, padding=0, scope=(2, 2)),
     Case(kernel_size=5, padding=2, scope=(4, 4), c=4, size=(5, 4)),
-    Case(kernel_size=(3, 2), scope=(4, 3), stride=(2, 1), padding=(2, 0), dilation=(1, 2), size=(8, 9)),
+    Case(
+        kernel_size=(3, 2),
+        scope=(4, 3),
+        stride=(2, 1),
+        padding=(2, 0),
+        dilation=(1, 2),
+        size=(8, 9),
+    ),
     Case(stride=2, size=(8, 7)),
     Case(stride=3, padding=0, size=(10, 9)),
     Case(dilation=2, padding=2),
@@ -72,7 +83,9 @@ CASES = [
     Case(kind="dcn", n=1, scope=(4, 4), c=40, size=(4, 5)),
     Case(kind="dcn", scope=(3, 3), integer=True, stride=2),
     Case(kind="dcn", scope=(3, 3), offset_scale=8.0, channels_last=False),
-    Case(kind="dcn", kernel_size=(1, 3), scope=(2, 3), padding=(0, 1), dilation=(1, 2), size=(5, 8)),
+    Case(
+        kind="dcn", kernel_size=(1, 3), scope=(2, 3), padding=(0, 1), dilation=(1, 2), size=(5, 8)
+    ),
     Case(kind="dcn_local", n=1, c=40, size=(4, 5)),
     Case(kind="dcn_local", scope=(9, 9), stride=2, integer=True),
     Case(kind="dcn_local", scope=(3, 2), clip="projected", offset_scale=3.0, channels_last=False),
@@ -100,7 +113,9 @@ def relaid(t: Tensor, layout: str) -> Tensor:
     return t
 
 
-def make_tensors(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> list[Tensor | None]:
+def make_tensors(
+    case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
+) -> list[Tensor | None]:
     """(input, weight, kernel_offset, image_offset), leaves that require gradients."""
     generator = torch.Generator().manual_seed(seed)
     geometry = make_geometry(case.scope, **case.options)
@@ -132,21 +147,37 @@ def make_tensors(case: Case, dtype: torch.dtype = torch.float32, device: str = "
 def run(case: Case, tensors: list[Tensor | None], backend: str | None) -> list[Tensor]:
     """The output and the gradients to every tensor, for a gradient that depends only on the case."""
     out = deform_kernel2d(*tensors, **case.options, backend=backend)
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
+    grad = torch.randn(
+        out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).to(out)
     return [out.detach(), *torch.autograd.grad(out, [t for t in tensors if t is not None], grad)]
 
 
-def assert_matches_reference(case: Case, dtype: torch.dtype, backend: str | None, device: str = "cpu", tolerance: float = 2e-6):
+def assert_matches_reference(
+    case: Case,
+    dtype: torch.dtype,
+    backend: str | None,
+    device: str = "cpu",
+    tolerance: float = 2e-6,
+):
     """Relative error, in norm, of the output and of each gradient against the float64 reference of the same numbers."""
     tensors = make_tensors(case, dtype, device)
     wide = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
     expected, got = run(case, wide, "reference"), run(case, tensors, backend)
     names = [
         "output",
-        *(n for n, t in zip(("input", "weight", "kernel_offset", "image_offset"), tensors, strict=True) if t is not None),
+        *(
+            n
+            for n, t in zip(
+                ("input", "weight", "kernel_offset", "image_offset"), tensors, strict=True
+            )
+            if t is not None
+        ),
     ]
     for name, e, g in zip(names, expected, got, strict=True):
         assert e.shape == g.shape, name
         assert g.isfinite().all(), name
-        error = (g.double() - e).norm() / e.norm().clamp_min(1e-6) if e.numel() else torch.tensor(0.0)
+        error = (
+            (g.double() - e).norm() / e.norm().clamp_min(1e-6) if e.numel() else torch.tensor(0.0)
+        )
         assert error <= tolerance, f"{name}: relative error {error:.2e} over {tolerance:.0e}"

@@ -21,7 +21,9 @@ SHAPES = [
 
 
 def options_of(shape: tuple) -> dict:
-    return dict(zip(("groups", "stride", "padding", "dilation"), (shape[2], *shape[5:]), strict=True))
+    return dict(
+        zip(("groups", "stride", "padding", "dilation"), (shape[2], *shape[5:]), strict=True)
+    )
 
 
 def loop(x: Tensor, kernels: Tensor, options: dict) -> Tensor:
@@ -31,10 +33,18 @@ def loop(x: Tensor, kernels: Tensor, options: dict) -> Tensor:
 
 def gradients(out: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     """The output, and the gradients for a gradient that depends only on its shape."""
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
+    grad = torch.randn(
+        out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).to(out)
     return [out.detach(), *torch.autograd.grad(out, tensors, grad)]
 
 
-def leaf(*shape: int, dtype: torch.dtype = torch.float64, channels_last: bool = False, seed: int = 0) -> Tensor:
-    t = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).to(dtype)
-    return (t.contiguous(memory_format=torch.channels_last) if channels_last else t).requires_grad_()
+def leaf(
+    *shape: int, dtype: torch.dtype = torch.float64, channels_last: bool = False, seed: int = 0
+) -> Tensor:
+    t = torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64
+    ).to(dtype)
+    return (
+        t.contiguous(memory_format=torch.channels_last) if channels_last else t
+    ).requires_grad_()

@@ -22,9 +22,13 @@ def test_is_a_loop_over_images(shape, channels_last):
     (x, weight, routing), options = make(shape, channels_last=channels_last), options_of(shape)
     got = cond_conv2d(x, weight, routing, **options)
     expected = loop(x, torch.einsum("ne,eoihw->noihw", routing, weight), options)
-    for e, g in zip(gradients(expected, [x, weight, routing]), gradients(got, [x, weight, routing]), strict=True):
+    for e, g in zip(
+        gradients(expected, [x, weight, routing]), gradients(got, [x, weight, routing]), strict=True
+    ):
         torch.testing.assert_close(g, e)
-    assert got.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    assert got.is_contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
 
 
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[7], SHAPES[9]], ids=str)
@@ -32,13 +36,19 @@ def test_is_the_experts_convolutions_mixed(shape):
     x, weight, routing = make(shape)
     outs = torch.stack([F.conv2d(x, w, **options_of(shape)) for w in weight], 1)
     torch.testing.assert_close(
-        cond_conv2d(x, weight, routing, **options_of(shape)), torch.einsum("ne,neohw->nohw", routing, outs)
+        cond_conv2d(x, weight, routing, **options_of(shape)),
+        torch.einsum("ne,neohw->nohw", routing, outs),
     )
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 1, (3, 2), 1, 2, 0, 1), (2, 5, 1, (2, 1), 1, 1, 0, 1), (2, 2, 2, (3, 3), 2, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 3, 1, (3, 2), 1, 2, 0, 1), (2, 5, 1, (2, 1), 1, 1, 0, 1), (2, 2, 2, (3, 3), 2, 1, 1, 1)],
+)
 def test_gradcheck(shape):
-    torch.autograd.gradcheck(lambda *t: cond_conv2d(*t, **options_of(shape)), make(shape, n=2, experts=2), fast_mode=True)
+    torch.autograd.gradcheck(
+        lambda *t: cond_conv2d(*t, **options_of(shape)), make(shape, n=2, experts=2), fast_mode=True
+    )
 
 
 def test_chunks_change_nothing(monkeypatch):
@@ -76,8 +86,14 @@ def test_compiles_as_one_graph(shape, monkeypatch):
     monkeypatch.setattr(per_image_conv, "KERNEL_BYTES", 2 * 8 * 240)
     torch.compiler.reset()
     tensors = make(shape)
-    got = torch.compile(cond_conv2d, fullgraph=True, backend="aot_eager")(*tensors, **options_of(shape))
-    for e, g in zip(gradients(cond_conv2d(*tensors, **options_of(shape)), tensors), gradients(got, tensors), strict=True):
+    got = torch.compile(cond_conv2d, fullgraph=True, backend="aot_eager")(
+        *tensors, **options_of(shape)
+    )
+    for e, g in zip(
+        gradients(cond_conv2d(*tensors, **options_of(shape)), tensors),
+        gradients(got, tensors),
+        strict=True,
+    ):
         torch.testing.assert_close(g, e)
 
 
@@ -85,13 +101,31 @@ def test_compiles_as_one_graph(shape, monkeypatch):
     ("changes", "message"),
     [
         ({"input": torch.zeros(6, 5, 4)}, r"input must be \[N, C, H, W\], got \[6, 5, 4\]"),
-        ({"weight": torch.zeros(4, 3, 1, 1)}, r"weight must be \[E, Cout, Cin/groups, Kh, Kw\], got \[4, 3, 1, 1\]"),
-        ({"weight": torch.zeros(4, 4, 6, 1, 1).double()}, r"with Cin/groups = 3, got \[4, 4, 6, 1, 1\]"),
-        ({"weight": torch.zeros(4, 4, 3, 1, 1)}, "weight must have input's dtype torch.float64, got torch.float32"),
+        (
+            {"weight": torch.zeros(4, 3, 1, 1)},
+            r"weight must be \[E, Cout, Cin/groups, Kh, Kw\], got \[4, 3, 1, 1\]",
+        ),
+        (
+            {"weight": torch.zeros(4, 4, 6, 1, 1).double()},
+            r"with Cin/groups = 3, got \[4, 4, 6, 1, 1\]",
+        ),
+        (
+            {"weight": torch.zeros(4, 4, 3, 1, 1)},
+            "weight must have input's dtype torch.float64, got torch.float32",
+        ),
         ({"groups": 4}, "groups must divide Cin = 6 and Cout = 4, got 4"),
-        ({"routing": torch.zeros(3, 2).double()}, r"routing must be \[N, E\] = \[3, 4\], got \[3, 2\]"),
-        ({"routing": torch.zeros(3, 4).half()}, "routing must have input's dtype torch.float64, got torch.float16"),
-        ({"routing": torch.zeros(3, 4, device="meta")}, "routing must be on input's device cpu, got meta"),
+        (
+            {"routing": torch.zeros(3, 2).double()},
+            r"routing must be \[N, E\] = \[3, 4\], got \[3, 2\]",
+        ),
+        (
+            {"routing": torch.zeros(3, 4).half()},
+            "routing must have input's dtype torch.float64, got torch.float16",
+        ),
+        (
+            {"routing": torch.zeros(3, 4, device="meta")},
+            "routing must be on input's device cpu, got meta",
+        ),
         ({"dilation": 0}, "dilation must be"),
         ({"weight": torch.zeros(4, 4, 3, 7, 7).double()}, r"input of \[5, 4\] is too small"),
     ],

@@ -24,10 +24,24 @@ LOCAL = Case(n=8, c=44, size=(9, 8))
 BLOCKS = [
     Case(n=1, c=260, size=(6, 5)),
     Case(n=2, c=200, size=(6, 5), clip="projected", offset_scale=3.0),
-    Case(kind="dcn_local", n=1, c=136, size=(6, 5), clip="projected", offset_scale=3.0, channels_last=False),
+    Case(
+        kind="dcn_local",
+        n=1,
+        c=136,
+        size=(6, 5),
+        clip="projected",
+        offset_scale=3.0,
+        channels_last=False,
+    ),
     Case(kind="dcn", n=3, c=130, scope=(3, 3), size=(6, 5)),
 ]
-SHARED = [LOCAL, Case(n=70, c=3, size=(4, 4)), Case(kind="dcn_local", n=5, c=24), Case(kind="dcn_global", n=3, c=24), *BLOCKS]
+SHARED = [
+    LOCAL,
+    Case(n=70, c=3, size=(4, 4)),
+    Case(kind="dcn_local", n=5, c=24),
+    Case(kind="dcn_global", n=3, c=24),
+    *BLOCKS,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +71,14 @@ def test_blocks_are_more_than_one():
 
 
 # Computed in float32: what is lost is the rounding of the gradient that comes in and of each result, 2**-11 and 2**-8 each.
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str)
-@pytest.mark.parametrize("case", [Case(c=40), Case(kind="dcn", scope=(3, 3)), Case(kind="dcn_local", n=1, c=136)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str
+)
+@pytest.mark.parametrize(
+    "case",
+    [Case(c=40), Case(kind="dcn", scope=(3, 3)), Case(kind="dcn_local", n=1, c=136)],
+    ids=str,
+)
 def test_half_precision(case, dtype, tolerance):
     assert_matches_reference(case, dtype, "cpu", tolerance=tolerance)
     assert run(case, make_tensors(case, dtype), "cpu")[0].dtype == dtype
@@ -73,7 +93,9 @@ def strided(t, how):
     if how == "planar":
         return t.contiguous()
     if how == "sliced channels":
-        return torch.cat([t.flip(1), t], 1).contiguous(memory_format=torch.channels_last)[:, t.shape[1] :]
+        return torch.cat([t.flip(1), t], 1).contiguous(memory_format=torch.channels_last)[
+            :, t.shape[1] :
+        ]
     return relaid(t, how)
 
 
@@ -83,8 +105,14 @@ def test_layouts(kind, how):
     case = Case(kind=kind, c=16)
     tensors = make_tensors(case)
     expected = run(case, tensors, "cpu")
-    other = [t if t is None or t.dim() != 4 else strided(t.detach(), how).requires_grad_() for t in tensors]
-    assert all(a is None or a.dim() != 4 or not a.is_contiguous(memory_format=torch.channels_last) for a in other[2:])
+    other = [
+        t if t is None or t.dim() != 4 else strided(t.detach(), how).requires_grad_()
+        for t in tensors
+    ]
+    assert all(
+        a is None or a.dim() != 4 or not a.is_contiguous(memory_format=torch.channels_last)
+        for a in other[2:]
+    )
     assert_same_bits(run(case, other, "cpu"), expected)
 
 
@@ -92,15 +120,22 @@ def test_expanded_offsets_and_gradient():
     x, weight, _, _ = make_tensors(LOCAL)
     offset = torch.randn(1, 18, 1, 1).expand(8, 18, 9, 8)
     out = deform_kernel2d(x, weight, offset, padding=1)
-    torch.testing.assert_close(out, deform_kernel2d(x, weight, offset.contiguous(), padding=1), rtol=0, atol=0)
-    expanded, dense = (torch.autograd.grad(out, x, g, retain_graph=True) for g in (torch.ones(()).expand_as(out), out * 0 + 1))
+    torch.testing.assert_close(
+        out, deform_kernel2d(x, weight, offset.contiguous(), padding=1), rtol=0, atol=0
+    )
+    expanded, dense = (
+        torch.autograd.grad(out, x, g, retain_graph=True)
+        for g in (torch.ones(()).expand_as(out), out * 0 + 1)
+    )
     assert_same_bits(expanded, dense)
 
 
 def test_only_what_is_needed():
     x, weight, kernel_offset, _ = make_tensors(LOCAL)
     _, _, *expected = run(LOCAL, [x, weight, kernel_offset, None], "cpu")
-    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    grad = torch.randn(
+        x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).float()
     out = deform_kernel2d(x.detach(), weight, kernel_offset, padding=1)
     assert_same_bits(torch.autograd.grad(out, [weight, kernel_offset], grad), expected)
 
@@ -129,21 +164,30 @@ def test_fresh_memory_is_not_read(case, monkeypatch):
     assert_same_bits(run(case, tensors, "cpu"), expected)
 
 
-@pytest.mark.parametrize("case", [Case(n=8, c=64, size=(14, 14)), Case(n=1, c=512, size=(7, 7)), Case(n=64, c=8, size=(3, 3))])
+@pytest.mark.parametrize(
+    "case",
+    [Case(n=8, c=64, size=(14, 14)), Case(n=1, c=512, size=(7, 7)), Case(n=64, c=8, size=(3, 3))],
+)
 @pytest.mark.parametrize("scope", [4, 9])
-def test_extra_memory_is_half_an_input_and_two_copies_of_the_weight_at_most(case, scope, monkeypatch):
+def test_extra_memory_is_half_an_input_and_two_copies_of_the_weight_at_most(
+    case, scope, monkeypatch
+):
     x = torch.randn(case.n, case.c, *case.size).contiguous(memory_format=torch.channels_last)
     weight, offset = torch.randn(case.c, 1, scope, scope), torch.randn(case.n, 18, *case.size)
     geometry = cpu.Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1.0, 1.0), "hard")
     allocated = []
-    monkeypatch.setattr(cpu, "_empty", lambda *shape: allocated.append(torch.empty(shape)) or allocated[-1])
+    monkeypatch.setattr(
+        cpu, "_empty", lambda *shape: allocated.append(torch.empty(shape)) or allocated[-1]
+    )
     cpu.backward(x, x, weight, offset, None, geometry, [True] * 4)
     extra = sum(t.numel() for t in allocated) - offset.numel() - weight.numel()
     assert extra <= x.numel() / 2 + 2 * weight.numel()  # it and its gradient, channels last
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize(("kind", "which"), [("local", 2), ("dcn_local", 2), ("dcn", 3), ("dcn_local", 3)])
+@pytest.mark.parametrize(
+    ("kind", "which"), [("local", 2), ("dcn_local", 2), ("dcn", 3), ("dcn_local", 3)]
+)
 def test_offsets_that_are_not_finite(kind, which, number):
     """A NaN shows, even at a tap that reads nothing but padding; infinity is the border of the scope, or outside the image."""
     case = Case(kind=kind, scope=(3, 3))
@@ -151,7 +195,9 @@ def test_offsets_that_are_not_finite(kind, which, number):
     with torch.no_grad():
         tensors[which][0, 1, 0, 0] = number  # tap (-1, -1) of the first position, along x
         tensors[which][1, 8, 3, 3] = number  # the middle tap of an inner one, along y
-    expected = deform_kernel2d(*(None if t is None else t.double() for t in tensors), **case.options, backend="reference")
+    expected = deform_kernel2d(
+        *(None if t is None else t.double() for t in tensors), **case.options, backend="reference"
+    )
     out = deform_kernel2d(*tensors, **case.options, backend="cpu")
     assert out[0, :, 0, 0].isnan().all() == out[1, :, 3, 3].isnan().all() == (number != number)
     torch.testing.assert_close(out, expected.float(), equal_nan=True, rtol=1e-5, atol=1e-5)
@@ -167,7 +213,9 @@ def test_nan_in_the_input_goes_no_further_than_in_the_reference(kind):
     case = Case(kind=kind, scope=(3, 3), c=12)
     tensors = [None if t is None else t.detach() for t in make_tensors(case)]
     tensors[0][0, 3, 0, 2] = float("nan")
-    out, expected = (deform_kernel2d(*tensors, **case.options, backend=b) for b in ("cpu", "reference"))
+    out, expected = (
+        deform_kernel2d(*tensors, **case.options, backend=b) for b in ("cpu", "reference")
+    )
     assert out.isnan().any()
     assert torch.equal(out.isnan(), expected.isnan())
 
@@ -175,7 +223,9 @@ def test_nan_in_the_input_goes_no_further_than_in_the_reference(kind):
 def child(queue, tensors, expected):
     """Run in another process."""
     leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
-    queue.put(all(torch.equal(a, b) for a, b in zip(run(LOCAL, leaves, "cpu"), expected, strict=True)))
+    queue.put(
+        all(torch.equal(a, b) for a, b in zip(run(LOCAL, leaves, "cpu"), expected, strict=True))
+    )
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -200,7 +250,9 @@ def concurrent_runs() -> bool:
 
     def work(i):
         return all(
-            torch.equal(a, b) for _ in range(20) for a, b in zip(run(LOCAL, tensors[i], "cpu"), expected[i], strict=True)
+            torch.equal(a, b)
+            for _ in range(20)
+            for a, b in zip(run(LOCAL, tensors[i], "cpu"), expected[i], strict=True)
         )
 
     with ThreadPoolExecutor(4) as pool:
@@ -215,7 +267,14 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root, **environment}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=environment["PYTHONPATH"], env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command,
+        cwd=environment["PYTHONPATH"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_threading_layer_is_the_users_choice():
@@ -241,7 +300,9 @@ ONE_CALL = (
 @pytest.mark.long
 def test_compiling_is_announced_and_cached_until_a_source_changes(tmp_path):
     """In a copy of the package, so that one of the files can be changed that a kernel is made of."""
-    package = copytree(Path(dkcls.__file__).parent, tmp_path / "dkcls", ignore=lambda *_: ["__pycache__"])
+    package = copytree(
+        Path(dkcls.__file__).parent, tmp_path / "dkcls", ignore=lambda *_: ["__pycache__"]
+    )
 
     def announcements() -> int:
         result = python(ONE_CALL, PYTHONPATH=str(tmp_path), NUMBA_CACHE_DIR=str(tmp_path / "cache"))

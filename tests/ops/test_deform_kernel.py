@@ -29,7 +29,8 @@ def scalar_loop(case: Case, x, weight, kernel_offset, image_offset):
     kernel, stride, padding, dilation = ((v, v) if isinstance(v, int) else v for v in values)
     n_, c_, h, w = x.shape
     ho, wo = (
-        math.floor((size + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) / stride[a]) + 1 for a, size in enumerate((h, w))
+        math.floor((size + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) / stride[a]) + 1
+        for a, size in enumerate((h, w))
     )
     out = torch.zeros(n_, c_, ho, wo, dtype=x.dtype)
 
@@ -38,21 +39,35 @@ def scalar_loop(case: Case, x, weight, kernel_offset, image_offset):
 
     def bilinear(read, y, x_, i, j):
         f, e = y - i, x_ - j
-        return (1 - f) * ((1 - e) * read(i, j) + e * read(i, j + 1)) + f * ((1 - e) * read(i + 1, j) + e * read(i + 1, j + 1))
+        return (1 - f) * ((1 - e) * read(i, j) + e * read(i, j + 1)) + f * (
+            (1 - e) * read(i + 1, j) + e * read(i + 1, j + 1)
+        )
 
     for n, c, p, q in torch.cartesian_prod(*(torch.arange(s) for s in out.shape)).tolist():
         total = 0.0
         for k in range(kernel[0] * kernel[1]):
             ky, kx = divmod(k, kernel[1])
-            y, x_ = p * stride[0] - padding[0] + ky * dilation[0], q * stride[1] - padding[1] + kx * dilation[1]
+            y, x_ = (
+                p * stride[0] - padding[0] + ky * dilation[0],
+                q * stride[1] - padding[1] + kx * dilation[1],
+            )
             if image_offset is not None:
-                y, x_ = y + image_offset[n, 2 * k, p, q].item(), x_ + image_offset[n, 2 * k + 1, p, q].item()
-            value = bilinear(lambda a, b, n=n, c=c: pixel(n, c, a, b), y, x_, math.floor(y), math.floor(x_))
+                y, x_ = (
+                    y + image_offset[n, 2 * k, p, q].item(),
+                    x_ + image_offset[n, 2 * k + 1, p, q].item(),
+                )
+            value = bilinear(
+                lambda a, b, n=n, c=c: pixel(n, c, a, b), y, x_, math.floor(y), math.floor(x_)
+            )
             place, cell = [], []
             for a, kk in enumerate((ky, kx)):
                 u = place_at_rest(case, kk, kernel[a], case.scope[a])
                 if kernel_offset is not None:
-                    u += (kernel_offset[n, 2 * k + a, p, q] if kernel_offset.dim() == 4 else kernel_offset[n, 2 * k + a]).item()
+                    u += (
+                        kernel_offset[n, 2 * k + a, p, q]
+                        if kernel_offset.dim() == 4
+                        else kernel_offset[n, 2 * k + a]
+                    ).item()
                 place.append(min(max(u, 0.0), case.scope[a] - 1))
                 cell.append(max(0, min(math.floor(place[a]), case.scope[a] - 2)))
             top = (case.scope[0] - 1, case.scope[1] - 1)
@@ -66,7 +81,9 @@ def scalar_loop(case: Case, x, weight, kernel_offset, image_offset):
 def test_reference_is_the_scalar_loop(case):
     tensors = [None if t is None else t.detach() for t in make_tensors(case, torch.float64)]
     expected = scalar_loop(case, *tensors)
-    torch.testing.assert_close(deform_kernel2d(*tensors, **case.options, backend="reference"), expected)
+    torch.testing.assert_close(
+        deform_kernel2d(*tensors, **case.options, backend="reference"), expected
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -81,7 +98,9 @@ def test_without_offsets_it_is_conv2d(stride):
     torch.testing.assert_close(deform_kernel2d(x, weight, stride=stride, padding=1), expected)
     zeros = torch.zeros(2, 18, *expected.shape[2:])
     for offsets in ((zeros, None), (zeros[:, :, 0, 0], None), (None, zeros), (zeros, zeros)):
-        torch.testing.assert_close(deform_kernel2d(x, weight, *offsets, stride=stride, padding=1), expected)
+        torch.testing.assert_close(
+            deform_kernel2d(x, weight, *offsets, stride=stride, padding=1), expected
+        )
 
 
 @pytest.mark.parametrize("integer", [False, True], ids=["between pixels", "on pixels"])
@@ -99,14 +118,22 @@ def test_with_image_offsets_it_is_torchvisions_deform_conv2d(scale, integer):
     expected = deform_conv2d(*inputs, **options)
     grad = torch.randn_like(expected)
     for backend in ("reference", None):
-        got = deform_kernel2d(x, weight, image_offset=offset, kernel_size=(3, 2), **options, backend=backend)
+        got = deform_kernel2d(
+            x, weight, image_offset=offset, kernel_size=(3, 2), **options, backend=backend
+        )
         torch.testing.assert_close(got, expected)
-        for g, e in zip(torch.autograd.grad(got, inputs, grad), torch.autograd.grad(expected, inputs, grad, True), strict=True):
+        for g, e in zip(
+            torch.autograd.grad(got, inputs, grad),
+            torch.autograd.grad(expected, inputs, grad, True),
+            strict=True,
+        ):
             torch.testing.assert_close(g, e)
 
 
 @pytest.mark.parametrize(
-    "case", [Case(c=2, size=(3, 3), n=1), Case(kind="dcn_local", c=2, size=(3, 3), n=1, stride=2)], ids=str
+    "case",
+    [Case(c=2, size=(3, 3), n=1), Case(kind="dcn_local", c=2, size=(3, 3), n=1, stride=2)],
+    ids=str,
 )
 @pytest.mark.parametrize("backend", ["reference", None])
 def test_gradcheck(case, backend):
@@ -115,7 +142,9 @@ def test_gradcheck(case, backend):
 
     def run(*leaves):
         leaves = iter(leaves)
-        return deform_kernel2d(*(None if t is None else next(leaves) for t in tensors), **case.options, backend=backend)
+        return deform_kernel2d(
+            *(None if t is None else next(leaves) for t in tensors), **case.options, backend=backend
+        )
 
     # The reference number by number; the rest along random directions, which is a hundred times cheaper.
     assert torch.autograd.gradcheck(run, given, fast_mode=backend is None)
@@ -151,7 +180,13 @@ def test_one_sided_derivatives_and_the_clip(backend):
     for u, expected in ((0.5, 2), (1.0, 4), (1.5, 4), (0.0, 2), (2.0, 4), (-0.01, 0), (2.01, 0)):
         assert _single(u, "hard", backend) == expected
     # projected: outside, only what leads back inside
-    for u, outer, expected in ((-1.0, 1.0, 0), (-1.0, -1.0, -2), (3.0, 1.0, 4), (3.0, -1.0, 0), (2.0, -1.0, -4)):
+    for u, outer, expected in (
+        (-1.0, 1.0, 0),
+        (-1.0, -1.0, -2),
+        (3.0, 1.0, 4),
+        (3.0, -1.0, 0),
+        (2.0, -1.0, -4),
+    ):
         assert _single(u, "projected", backend, outer) == expected
 
 
@@ -187,7 +222,9 @@ def test_infinite_offsets_are_clipped_or_outside(backend):
     x, weight = torch.randn(1, 2, 4, 4), torch.randn(2, 1, 4, 4)
     far = torch.full((1, 18, 4, 4), float("inf"))
     at_the_end = deform_kernel2d(x, weight, torch.full_like(far, 1e6), padding=1, backend=backend)
-    torch.testing.assert_close(deform_kernel2d(x, weight, far, padding=1, backend=backend), at_the_end)
+    torch.testing.assert_close(
+        deform_kernel2d(x, weight, far, padding=1, backend=backend), at_the_end
+    )
     assert (deform_kernel2d(x, weight, None, far, padding=1, backend=backend) == 0).all()
 
 
@@ -206,7 +243,9 @@ def test_float32_offsets_lose_no_digits_of_float64_data(case, backend):
     expected = scalar_loop(case, *wide)
     got = deform_kernel2d(*narrow, **case.options, backend=backend)
     torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
-    leaves = [[None if t is None else t.clone().requires_grad_() for t in ts] for ts in (narrow, wide)]
+    leaves = [
+        [None if t is None else t.clone().requires_grad_() for t in ts] for ts in (narrow, wide)
+    ]
     gradients = run(case, leaves[0], backend), run(case, leaves[1], "reference")
     for g, e in zip(*gradients, strict=True):
         digits = 1e-6 if g.dtype == torch.float32 else 1e-13
@@ -263,7 +302,9 @@ def test_non_contiguous_tensors():
     tensors = [t.detach() for t in make_tensors(case)]
     strided = [torch.stack([t, t], -1)[..., 0] for t in tensors]
     assert not any(t.is_contiguous() for t in strided)
-    torch.testing.assert_close(deform_kernel2d(*strided, **case.options), deform_kernel2d(*tensors, **case.options))
+    torch.testing.assert_close(
+        deform_kernel2d(*strided, **case.options), deform_kernel2d(*tensors, **case.options)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -296,7 +337,9 @@ def test_opcheck(kind):
             weight = sample_kernel2d(weight, kernel_offset, kernel_size=3).detach().requires_grad_()
             kernel_offset = None
         options = make_geometry(case.scope, **case.options)
-        torch.library.opcheck(library.deform_kernel2d, (x, weight, kernel_offset, image_offset, *options, ""))
+        torch.library.opcheck(
+            library.deform_kernel2d, (x, weight, kernel_offset, image_offset, *options, "")
+        )
 
 
 @pytest.mark.parametrize("kind", ["local", "global", "dcn_local"])
@@ -311,7 +354,11 @@ def test_compile_in_one_graph(kind):
     expected, got = call(*tensors), compiled(*tensors)
     torch.testing.assert_close(got, expected)
     given = [t for t in tensors if t is not None]
-    for g, e in zip(torch.autograd.grad(got.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True):
+    for g, e in zip(
+        torch.autograd.grad(got.sum(), given),
+        torch.autograd.grad(expected.sum(), given),
+        strict=True,
+    ):
         torch.testing.assert_close(g, e)
 
 
@@ -323,8 +370,14 @@ def test_export_with_a_dynamic_batch():
     case = Case(n=3)
     x, weight, offset, _ = (None if t is None else t.detach() for t in make_tensors(case))
     batch = torch.export.Dim("batch", min=2)
-    program = torch.export.export(Model(), (x, weight, offset), dynamic_shapes=({0: batch}, None, {0: batch}))
-    two = x[:2].contiguous(memory_format=torch.channels_last), weight, offset[:2].contiguous(memory_format=torch.channels_last)
+    program = torch.export.export(
+        Model(), (x, weight, offset), dynamic_shapes=({0: batch}, None, {0: batch})
+    )
+    two = (
+        x[:2].contiguous(memory_format=torch.channels_last),
+        weight,
+        offset[:2].contiguous(memory_format=torch.channels_last),
+    )
     torch.testing.assert_close(program.module()(*two), deform_kernel2d(*two, padding=1))
 
 
@@ -339,9 +392,15 @@ def test_flops_are_the_convolutions():
     x, weight, offset, _ = make_tensors(Case(c=16, size=(14, 14)))
     rigid = torch.randn(16, 1, 3, 3, requires_grad=True)
     plain = flops(lambda: F.conv2d(x, rigid, padding=1, groups=16))
-    assert plain == flops(lambda: deform_kernel2d(x, weight, offset, padding=1)) == 2 * 2 * 16 * 14 * 14 * 9
+    assert (
+        plain
+        == flops(lambda: deform_kernel2d(x, weight, offset, padding=1))
+        == 2 * 2 * 16 * 14 * 14 * 9
+    )
     # backward: once to the input, once to the weight (PyTorch's own formula counts a grouped weight gradient as a dense one)
-    assert flops(lambda: deform_kernel2d(x, weight, offset, padding=1).sum().backward()) == 3 * plain
+    assert (
+        flops(lambda: deform_kernel2d(x, weight, offset, padding=1).sum().backward()) == 3 * plain
+    )
 
 
 def test_the_direct_call_is_the_registered_op():
@@ -349,7 +408,10 @@ def test_the_direct_call_is_the_registered_op():
     case = Case(kind="dcn_local")
     tensors = make_tensors(case)
     options = (*make_geometry(case.scope, **case.options), "")
-    direct, registered = library.call(*tensors, *options), library.deform_kernel2d(*tensors, *options)
+    direct, registered = (
+        library.call(*tensors, *options),
+        library.deform_kernel2d(*tensors, *options),
+    )
     assert torch.equal(direct, registered)
     grads = [torch.autograd.grad(out.square().sum(), tensors) for out in (direct, registered)]
     assert all(torch.equal(d, r) for d, r in zip(*grads, strict=True))
@@ -357,7 +419,9 @@ def test_the_direct_call_is_the_registered_op():
 
 def test_double_backward_is_an_error_that_names_the_way_out():
     x, weight, offset, _ = make_tensors(Case())
-    (grad,) = torch.autograd.grad(deform_kernel2d(x, weight, offset, padding=1).square().sum(), x, create_graph=True)
+    (grad,) = torch.autograd.grad(
+        deform_kernel2d(x, weight, offset, padding=1).square().sum(), x, create_graph=True
+    )
     with pytest.raises(RuntimeError, match='backend="reference"'):
         grad.sum().backward()
 
@@ -380,10 +444,18 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
             {"padding": (1, 2)},
             r"input must have at least one row and one column, got \[2, 3, 5, 0\]",
         ),
-        ((X, WEIGHT[:2]), {}, r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\], got \[2, 1, 4, 4\]"),
+        (
+            (X, WEIGHT[:2]),
+            {},
+            r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\], got \[2, 1, 4, 4\]",
+        ),
         ((X, WEIGHT[:, 0]), {}, r"weight must be .* got \[3, 4, 4\]"),
         ((X, WEIGHT[..., :0]), {}, r"weight must be .* got \[3, 1, 4, 0\]"),
-        ((X, WEIGHT.double()), {}, "weight must have input's dtype torch.float32, got torch.float64"),
+        (
+            (X, WEIGHT.double()),
+            {},
+            "weight must have input's dtype torch.float32, got torch.float64",
+        ),
         ((X, WEIGHT.to("meta")), {}, "weight must be on input's device cpu, got meta"),
         (
             (X, WEIGHT, OFFSET[:, :9]),
@@ -392,20 +464,48 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
         ),
         ((X, WEIGHT, OFFSET[:1]), {}, r"kernel_offset must be .* got \[1, 18, 5, 5\]"),
         ((X, WEIGHT, OFFSET[:, :, :4]), {}, r"kernel_offset must be .* got \[2, 18, 4, 5\]"),
-        ((X, WEIGHT, OFFSET.double()), {}, "kernel_offset must have input's dtype torch.float32, got torch.float64"),
-        ((X, WEIGHT, OFFSET.to("meta")), {}, "kernel_offset must be on input's device cpu, got meta"),
-        ((X, WEIGHT, None, OFFSET[:, :, 0, 0]), {}, r"image_offset must be \[N, 2\*Kh\*Kw, Ho, Wo\] = .* got \[2, 18\]"),
-        ((X, WEIGHT, None, OFFSET.half()), {}, "image_offset must have input's dtype torch.float32, got torch.float16"),
-        ((X, WEIGHT), {"kernel_size": 0}, "kernel_size must be an int or a pair of ints, each at least 1, got 0"),
+        (
+            (X, WEIGHT, OFFSET.double()),
+            {},
+            "kernel_offset must have input's dtype torch.float32, got torch.float64",
+        ),
+        (
+            (X, WEIGHT, OFFSET.to("meta")),
+            {},
+            "kernel_offset must be on input's device cpu, got meta",
+        ),
+        (
+            (X, WEIGHT, None, OFFSET[:, :, 0, 0]),
+            {},
+            r"image_offset must be \[N, 2\*Kh\*Kw, Ho, Wo\] = .* got \[2, 18\]",
+        ),
+        (
+            (X, WEIGHT, None, OFFSET.half()),
+            {},
+            "image_offset must have input's dtype torch.float32, got torch.float16",
+        ),
+        (
+            (X, WEIGHT),
+            {"kernel_size": 0},
+            "kernel_size must be an int or a pair of ints, each at least 1, got 0",
+        ),
         ((X, WEIGHT), {"stride": (1, 2, 3)}, r"stride must be .* got \(1, 2, 3\)"),
         ((X, WEIGHT), {"padding": -1}, "padding must be .* at least 0, got -1"),
         ((X, WEIGHT), {"dilation": 1.5}, "dilation must be .* got 1.5"),
         ((X, WEIGHT), {"kernel_size": 9}, r"input of \[5, 5\] is too small"),
-        ((X, WEIGHT), {"grid": "even"}, 'grid must be "centered", "spread" or a step of at least 0, got \'even\''),
+        (
+            (X, WEIGHT),
+            {"grid": "even"},
+            'grid must be "centered", "spread" or a step of at least 0, got \'even\'',
+        ),
         ((X, WEIGHT), {"grid": -1.0}, "grid must be .* got -1.0"),
         ((X, WEIGHT), {"clip": "soft"}, 'clip must be "hard" or "projected", got \'soft\''),
         ((X, WEIGHT), {"backend": "cuda"}, "backend must be one of .* got 'cuda'"),
-        ((X.double(), WEIGHT.double()), {"backend": "triton"}, 'backend "triton" takes float32, float16 and bfloat16, got'),
+        (
+            (X.double(), WEIGHT.double()),
+            {"backend": "triton"},
+            'backend "triton" takes float32, float16 and bfloat16, got',
+        ),
     ],
 )
 def test_bad_arguments_are_named(tensors, options, message):
@@ -420,9 +520,18 @@ def test_bad_arguments_are_named(tensors, options, message):
         (Case(n=1), torch.float64, None, "tap by tap in PyTorch"),
         (Case(n=1), torch.float64, "cpu", "tap by tap in PyTorch"),
         (Case(n=1), torch.float32, "reference", None),
-        (Case(n=1, kind="rigid", scope=(3, 3)), torch.float32, None, None),  # a convolution of PyTorch's
+        (
+            Case(n=1, kind="rigid", scope=(3, 3)),
+            torch.float32,
+            None,
+            None,
+        ),  # a convolution of PyTorch's
         pytest.param(
-            Case(n=1, c=32, size=(4, 4)), torch.float16, "triton", "on Triton's tensor-core kernels", marks=interpreter
+            Case(n=1, c=32, size=(4, 4)),
+            torch.float16,
+            "triton",
+            "on Triton's tensor-core kernels",
+            marks=interpreter,
         ),
         pytest.param(
             Case(n=1, c=32, size=(4, 4)),
@@ -447,13 +556,19 @@ def test_bad_arguments_are_named(tensors, options, message):
         ),
     ],
 )
-def test_the_kernels_that_run_are_named_once(case, dtype, backend, kernels, caplog, monkeypatch, triton_device):
+def test_the_kernels_that_run_are_named_once(
+    case, dtype, backend, kernels, caplog, monkeypatch, triton_device
+):
     monkeypatch.setattr(library, "_announced", set())
     tensors = make_tensors(case, dtype, triton_device if backend == "triton" else "cpu")
     with caplog.at_level("INFO", logger="dkcls"):
         for _ in range(2):
             deform_kernel2d(*tensors, **case.options, backend=backend).sum().backward()
-    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "dkcls"]
+    said = [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.name == "dkcls"
+    ]
     assert said == ([("INFO", f"deform_kernel2d runs {kernels}")] if kernels else [])
 
 
@@ -479,19 +594,34 @@ RAW = {
         ({"input": X[0]}, r"input must be \[N, C, H, W\], got \[3, 5, 5\]"),
         ({"input": X[:, :, :, :0]}, "input must have at least one row and one column"),
         ({"input": X[..., :1], "padding": [1, 0]}, r"input of \[5, 1\] is too small"),
-        ({"weight": TAPS}, r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\] .* got \[1, 3, 1, 3, 3\]"),
+        (
+            {"weight": TAPS},
+            r"weight must be \[C, 1, Sh, Sw\] = \[3, 1, Sh, Sw\] .* got \[1, 3, 1, 3, 3\]",
+        ),
         ({"weight": WEIGHT[:2]}, r"weight must be .* got \[2, 1, 4, 4\]"),
         ({"weight": WEIGHT.expand(3, 2, 4, 4)}, r"weight must be .* got \[3, 2, 4, 4\]"),
         ({"weight": WEIGHT[:, :, :0]}, r"weight must be .* got \[3, 1, 0, 4\]"),
-        ({"weight": WEIGHT.double()}, "weight must have input's dtype torch.float32, got torch.float64"),
+        (
+            {"weight": WEIGHT.double()},
+            "weight must have input's dtype torch.float32, got torch.float64",
+        ),
         (
             {"weight": WEIGHT, "kernel_offset": None, "image_offset": OFFSET},
             r"weight must be \[1 or N, C, 1, Kh, Kw\] = \[1 or 2, 3, 1, 3, 3\] .* got \[3, 1, 4, 4\]",
         ),
-        ({"weight": TAPS.expand(3, 3, 1, 3, 3), "kernel_offset": None}, r"weight must be .* got \[3, 3, 1, 3, 3\]"),
-        ({"kernel_offset": OFFSET[..., 0, 0]}, r"kernel_offset must be \[N, .* = \[2, 18, 5, 5\], got \[2, 18\]"),
+        (
+            {"weight": TAPS.expand(3, 3, 1, 3, 3), "kernel_offset": None},
+            r"weight must be .* got \[3, 3, 1, 3, 3\]",
+        ),
+        (
+            {"kernel_offset": OFFSET[..., 0, 0]},
+            r"kernel_offset must be \[N, .* = \[2, 18, 5, 5\], got \[2, 18\]",
+        ),
         ({"kernel_offset": OFFSET[:, :, 1:]}, r"kernel_offset must be .* got \[2, 18, 4, 5\]"),
-        ({"kernel_offset": OFFSET.double()}, "kernel_offset must have input's dtype torch.float32, got torch.float64"),
+        (
+            {"kernel_offset": OFFSET.double()},
+            "kernel_offset must have input's dtype torch.float32, got torch.float64",
+        ),
         ({"image_offset": OFFSET[:1]}, r"image_offset must be .* got \[1, 18, 5, 5\]"),
         ({"kernel_size": [3]}, r"kernel_size must be .* got \[3\]"),
         ({"stride": [1, 0]}, r"stride must be .* got \[1, 0\]"),
@@ -501,7 +631,10 @@ RAW = {
         ({"step": [1.0, math.nan]}, "grid must be .* a step of at least 0, got nan"),
         ({"clip": "soft"}, 'clip must be "hard" or "projected", got .soft'),
         ({"backend": "cuda"}, "backend must be one of .* got 'cuda'"),
-        ({"backend": "triton", "input": X.double(), "weight": WEIGHT.double()}, 'backend "triton" takes float32'),
+        (
+            {"backend": "triton", "input": X.double(), "weight": WEIGHT.double()},
+            'backend "triton" takes float32',
+        ),
     ],
 )
 @pytest.mark.parametrize("autocast", [False, True])
@@ -517,10 +650,22 @@ def test_the_registered_ops_refuse_what_their_kernels_would_misread(changes, mes
 @pytest.mark.parametrize(
     ("grad", "needs", "message"),
     [
-        (X[..., 1:], [True] * 3 + [False], r"grad must be \[N, C, Ho, Wo\] = \[2, 3, 5, 5\], got \[2, 3, 5, 4\]"),
-        (X.double(), [True] * 3 + [False], "grad must have input's dtype torch.float32, got torch.float64"),
+        (
+            X[..., 1:],
+            [True] * 3 + [False],
+            r"grad must be \[N, C, Ho, Wo\] = \[2, 3, 5, 5\], got \[2, 3, 5, 4\]",
+        ),
+        (
+            X.double(),
+            [True] * 3 + [False],
+            "grad must have input's dtype torch.float32, got torch.float64",
+        ),
         (X, [True] * 3, r"needs must be four booleans, .* got \[True, True, True\]"),
-        (X, [True] * 4, r"needs must be .* true only for tensors that are given, got \[True, True, True, True\]"),
+        (
+            X,
+            [True] * 4,
+            r"needs must be .* true only for tensors that are given, got \[True, True, True, True\]",
+        ),
     ],
 )
 def test_the_registered_backward_refuses_another_calls_gradient(grad, needs, message):
@@ -529,5 +674,7 @@ def test_the_registered_backward_refuses_another_calls_gradient(grad, needs, mes
 
 
 def test_meta_tensors_have_shapes():
-    x, weight, offset = (torch.empty(shape, device="meta") for shape in ((2, 8, 9, 9), (8, 1, 4, 4), (2, 18, 5, 5)))
+    x, weight, offset = (
+        torch.empty(shape, device="meta") for shape in ((2, 8, 9, 9), (8, 1, 4, 4), (2, 18, 5, 5))
+    )
     assert deform_kernel2d(x, weight, offset, stride=2, padding=1).shape == (2, 8, 5, 5)

@@ -71,9 +71,13 @@ def test_the_order_of_the_fields():
     assert make_geometry((4, 4), 3)[1:] == ((1, 1), (0, 0), (1, 1), (1.0, 1.0), "hard")
 
 
-@pytest.mark.parametrize("value", [0, True, 1.0, "11", (1,), (1, 2, 3), (1, 0), (1, True), (1.0, 1)])
+@pytest.mark.parametrize(
+    "value", [0, True, 1.0, "11", (1,), (1, 2, 3), (1, 0), (1, True), (1.0, 1)]
+)
 def test_what_is_no_pair_is_refused(value):
-    with pytest.raises(ValueError, match="stride must be an int or a pair of ints, each at least 1, got "):
+    with pytest.raises(
+        ValueError, match="stride must be an int or a pair of ints, each at least 1, got "
+    ):
         pair(value, "stride", 1)
 
 
@@ -85,5 +89,7 @@ def test_pairs():
 
 @pytest.mark.parametrize("grid", [-0.5, float("inf"), float("nan"), True, "wide", None])
 def test_what_is_no_grid_is_refused(grid):
-    with pytest.raises(ValueError, match='grid must be "centered", "spread" or a step of at least 0, got '):
+    with pytest.raises(
+        ValueError, match='grid must be "centered", "spread" or a step of at least 0, got '
+    ):
         grid_step(grid, 3, 4)

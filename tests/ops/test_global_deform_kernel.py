@@ -34,14 +34,24 @@ def test_is_a_loop_over_images(shape, channels_last):
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 3, 1, (3, 2), 1, 2, 0, 1), (2, 5, 1, (2, 1), 1, 1, 0, 1), (2, 4, 2, (3, 3), (3, 2), 1, 1, 1)], ids=str
+    "shape",
+    [
+        (2, 3, 1, (3, 2), 1, 2, 0, 1),
+        (2, 5, 1, (2, 1), 1, 1, 0, 1),
+        (2, 4, 2, (3, 3), (3, 2), 1, 1, 1),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("clip", ["hard", "projected"])
 def test_gradcheck(shape, clip):
     tensors = make(shape, n=2, scope=(5, 4))
-    tensors[2] = (tensors[2].detach() * 0.05 + 0.25).requires_grad_()  # inside the scope and off its integers
+    tensors[2] = (
+        tensors[2].detach() * 0.05 + 0.25
+    ).requires_grad_()  # inside the scope and off its integers
     options = {"kernel_size": shape[4], "clip": clip, **options_of(shape)}
-    torch.autograd.gradcheck(lambda *t: global_deform_kernel2d(*t, **options), tensors, fast_mode=True)
+    torch.autograd.gradcheck(
+        lambda *t: global_deform_kernel2d(*t, **options), tensors, fast_mode=True
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 2])  # depthwise, and two outputs of one input
@@ -64,13 +74,19 @@ def test_grid_and_clip_by_value(channels):
     assert run(-2.0, -1.0, clip="projected") == ([10 * 2 - 1] * channels, -2 * channels)
 
 
-@pytest.mark.parametrize("shape", [(6, 40, 1, (2, 2), 1, 1, 0, 1), (6, 40, 2, (3, 3), 3, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(6, 40, 1, (2, 2), 1, 1, 0, 1), (6, 40, 2, (3, 3), 3, 1, 1, 1)], ids=str
+)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_chunks_change_nothing(shape, channels_last, monkeypatch):
     tensors = make(shape, n=5, channels_last=channels_last)
     results = []
     for kernels in (5, 2, 0):
-        monkeypatch.setattr(per_image_conv, "KERNEL_BYTES", kernels * 8 * 40 * 6 // shape[2] * (9 if shape[4] == 3 else 1))
+        monkeypatch.setattr(
+            per_image_conv,
+            "KERNEL_BYTES",
+            kernels * 8 * 40 * 6 // shape[2] * (9 if shape[4] == 3 else 1),
+        )
         out = global_deform_kernel2d(*tensors, kernel_size=shape[4], **options_of(shape))
         assert out.is_contiguous(memory_format=torch.channels_last) == channels_last
         results.append(gradients(out, tensors))
@@ -82,7 +98,9 @@ def test_chunks_change_nothing(shape, channels_last, monkeypatch):
 def kept_shapes(shape) -> set[tuple[int, ...]]:
     """Shapes of the tensors kept for the backward pass."""
     shapes = set()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.add(tuple(t.shape)) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: shapes.add(tuple(t.shape)) or t, lambda t: t
+    ):
         global_deform_kernel2d(*make(shape, n=4), kernel_size=1)
     return shapes
 
@@ -116,7 +134,10 @@ def test_an_empty_batch(shape):
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[7]], ids=str)
 def test_autocast(shape):
-    tensors, options = make(shape, dtype=torch.float32, channels_last=True), {"kernel_size": shape[4], **options_of(shape)}
+    tensors, options = (
+        make(shape, dtype=torch.float32, channels_last=True),
+        {"kernel_size": shape[4], **options_of(shape)},
+    )
     with torch.autocast("cpu", torch.bfloat16):
         got = global_deform_kernel2d(*tensors, **options)
     assert got.dtype == torch.bfloat16
@@ -143,7 +164,14 @@ def test_compiles_as_one_graph(shape, monkeypatch):
 
 def call(**changes):
     x, weight, kernel_offset = make((6, 4, 2, (5, 4), 1, 1, 0, 1))
-    arguments = {"input": x, "weight": weight, "kernel_offset": kernel_offset, "kernel_size": 1, "groups": 2, **changes}
+    arguments = {
+        "input": x,
+        "weight": weight,
+        "kernel_offset": kernel_offset,
+        "kernel_size": 1,
+        "groups": 2,
+        **changes,
+    }
     return global_deform_kernel2d(**arguments)
 
 
@@ -153,22 +181,43 @@ def call(**changes):
         ({"input": torch.zeros(6, 5, 4)}, r"input must be \[N, C, H, W\], got \[6, 5, 4\]"),
         ({"input": torch.zeros(3, 6, 5, 4, dtype=torch.int64)}, "floating point, got torch.int64"),
         ({"input": torch.zeros(3, 8, 5, 4).double()}, r"with Cin/groups = 4, got \[4, 3, 2, 4\]"),
-        ({"weight": torch.zeros(4, 3, 2)}, r"weight must be \[Cout, Cin/groups, Sh, Sw\], got \[4, 3, 2\]"),
+        (
+            {"weight": torch.zeros(4, 3, 2)},
+            r"weight must be \[Cout, Cin/groups, Sh, Sw\], got \[4, 3, 2\]",
+        ),
         ({"weight": torch.zeros(4, 3, 0, 2)}, r"got \[4, 3, 0, 2\]"),
-        ({"weight": torch.zeros(4, 3, 2, 4)}, "weight must have input's dtype torch.float64, got torch.float32"),
-        ({"weight": torch.zeros(4, 3, 2, 4, device="meta").double()}, "weight must be on input's device cpu, got meta"),
+        (
+            {"weight": torch.zeros(4, 3, 2, 4)},
+            "weight must have input's dtype torch.float64, got torch.float32",
+        ),
+        (
+            {"weight": torch.zeros(4, 3, 2, 4, device="meta").double()},
+            "weight must be on input's device cpu, got meta",
+        ),
         ({"groups": 4}, "groups must divide Cin = 6 and Cout = 4, got 4"),
         ({"groups": 0}, "got 0"),
         ({"groups": 1.0}, "got 1.0"),
-        ({"kernel_offset": torch.zeros(3, 4).double()}, r"kernel_offset must be \[N, 2\*Kh\*Kw\] = \[3, 2\], got \[3, 4\]"),
+        (
+            {"kernel_offset": torch.zeros(3, 4).double()},
+            r"kernel_offset must be \[N, 2\*Kh\*Kw\] = \[3, 2\], got \[3, 4\]",
+        ),
         ({"kernel_offset": torch.zeros(3, 2, 5, 4).double()}, r"got \[3, 2, 5, 4\]"),
-        ({"kernel_offset": torch.zeros(3, 2).half()}, "kernel_offset must have input's dtype torch.float64, got torch.float16"),
-        ({"kernel_offset": torch.zeros(3, 2, device="meta")}, "kernel_offset must be on input's device cpu, got meta"),
+        (
+            {"kernel_offset": torch.zeros(3, 2).half()},
+            "kernel_offset must have input's dtype torch.float64, got torch.float16",
+        ),
+        (
+            {"kernel_offset": torch.zeros(3, 2, device="meta")},
+            "kernel_offset must be on input's device cpu, got meta",
+        ),
         ({"stride": 0}, "stride must be"),
         ({"grid": "wide"}, "grid must be"),
         ({"clip": "soft"}, "clip must be"),
         ({"backend": "cuda"}, "backend must be one of"),
-        ({"kernel_size": 7, "kernel_offset": torch.zeros(3, 98)}, r"input of \[5, 4\] is too small"),
+        (
+            {"kernel_size": 7, "kernel_offset": torch.zeros(3, 98)},
+            r"input of \[5, 4\] is too small",
+        ),
     ],
 )
 def test_errors_name_what_came(changes, message):

@@ -13,7 +13,14 @@ from tests.ops.compiled import has_atomics, shipped, spills
 # (Cout, Cin/groups, Sh, Sw), batch, kernel_size, grid, clip, scale of the offsets
 CASES = [
     ((6, 1, 4, 4), 3, 3, "centered", "hard", 1.0),
-    ((5, 3, 3, 3), 2, 3, "centered", "hard", 0.0),  # every coordinate on an integer, the border's on the scope's edge
+    (
+        (5, 3, 3, 3),
+        2,
+        3,
+        "centered",
+        "hard",
+        0.0,
+    ),  # every coordinate on an integer, the border's on the scope's edge
     ((4, 2, 5, 2), 2, (3, 2), "spread", "projected", 3.0),
     ((3, 1, 1, 4), 2, (1, 3), 2.0, "hard", 2.0),
     ((2, 1, 1, 1), 1, 3, "centered", "projected", 1.0),
@@ -29,23 +36,34 @@ def make(case, dtype=torch.float64, device="cpu"):
     taps = make_geometry(shape[2:], kernel_size).taps
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
-    offset = (torch.randn(n, 2 * taps, generator=generator, dtype=torch.float64) * scale).to(device, dtype)
+    offset = (torch.randn(n, 2 * taps, generator=generator, dtype=torch.float64) * scale).to(
+        device, dtype
+    )
     options = {"kernel_size": kernel_size, "grid": grid, "clip": clip}
-    grad = torch.randn(sample_kernel2d(weight, offset, **options).shape, generator=generator, dtype=torch.float64)
+    grad = torch.randn(
+        sample_kernel2d(weight, offset, **options).shape, generator=generator, dtype=torch.float64
+    )
     return weight.requires_grad_(), offset.requires_grad_(), grad.to(device, dtype), options
 
 
 def scalar_loop(weight, offset, kernel_size, grid, clip):
     geometry = make_geometry(weight.shape[2:], kernel_size, grid=grid, clip=clip)
     out = torch.zeros(offset.shape[0], *weight.shape[:2], *geometry.kernel_size, dtype=weight.dtype)
-    for n, ky, kx in torch.cartesian_prod(*(torch.arange(s) for s in (out.shape[0], *out.shape[3:]))).tolist():
+    for n, ky, kx in torch.cartesian_prod(
+        *(torch.arange(s) for s in (out.shape[0], *out.shape[3:]))
+    ).tolist():
         corners = []
         for a, (k, scope) in enumerate(zip((ky, kx), weight.shape[2:], strict=True)):
             g = tap_grid(geometry.kernel_size[a], scope, geometry.step[a])[k]
-            c = min(max(g + offset[n, 2 * (ky * geometry.kernel_size[1] + kx) + a].item(), 0.0), scope - 1)
+            c = min(
+                max(g + offset[n, 2 * (ky * geometry.kernel_size[1] + kx) + a].item(), 0.0),
+                scope - 1,
+            )
             cell = max(0, min(math.floor(c), scope - 2))
             corners.append([(cell, 1 - (c - cell)), (min(cell + 1, scope - 1), c - cell)])
-        out[n, :, :, ky, kx] = sum(weight[:, :, i, j] * u * v for i, u in corners[0] for j, v in corners[1])
+        out[n, :, :, ky, kx] = sum(
+            weight[:, :, i, j] * u * v for i, u in corners[0] for j, v in corners[1]
+        )
     return out
 
 
@@ -60,13 +78,17 @@ def test_float32_offsets_lose_no_digits_of_a_float64_scope():
     weight, offset, _, options = make(CASES[0])
     narrow = offset.detach().float()
     expected = scalar_loop(weight.detach(), narrow.double(), **options)
-    torch.testing.assert_close(sample_kernel2d(weight, narrow, **options), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        sample_kernel2d(weight, narrow, **options), expected, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("clip", ["hard", "projected"])
 def test_gradcheck_away_from_the_kinks(clip):
     weight = torch.randn(3, 2, 4, 5, dtype=torch.float64, requires_grad=True)
-    offset = (torch.rand(2, 12, dtype=torch.float64) * 0.4 + 0.55).requires_grad_()  # inside the scope, between entries
+    offset = (
+        torch.rand(2, 12, dtype=torch.float64) * 0.4 + 0.55
+    ).requires_grad_()  # inside the scope, between entries
     call = lambda w, o: sample_kernel2d(w, o, kernel_size=(2, 3), grid=0.5, clip=clip)  # noqa: E731
     assert torch.autograd.gradcheck(call, (weight, offset))
     assert torch.autograd.gradgradcheck(call, (weight, offset))
@@ -103,11 +125,17 @@ def test_the_grid_itself():
 
 def test_wrong_arguments_are_named():
     weight, offset = torch.randn(4, 1, 4, 4), torch.zeros(2, 18)
-    with pytest.raises(ValueError, match=r"weight must be \[Cout, Cin/groups, Sh, Sw\], got \[4, 4, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"weight must be \[Cout, Cin/groups, Sh, Sw\], got \[4, 4, 4\]"
+    ):
         sample_kernel2d(weight[:, 0], offset, kernel_size=3)
-    with pytest.raises(ValueError, match=r"kernel_offset must be \[N, 2\*Kh\*Kw\] = \[N, 18\], got \[2, 9\]"):
+    with pytest.raises(
+        ValueError, match=r"kernel_offset must be \[N, 2\*Kh\*Kw\] = \[N, 18\], got \[2, 9\]"
+    ):
         sample_kernel2d(weight, offset[:, :9], kernel_size=3)
-    with pytest.raises(ValueError, match=r"kernel_offset must have weight's dtype torch.float32, got torch.float64"):
+    with pytest.raises(
+        ValueError, match=r"kernel_offset must have weight's dtype torch.float32, got torch.float64"
+    ):
         sample_kernel2d(weight, offset.double(), kernel_size=3)
     with pytest.raises(ValueError, match='clip must be "hard" or "projected"'):
         sample_kernel2d(weight, offset, kernel_size=3, clip="soft")
@@ -126,11 +154,20 @@ def test_under_autocast_offsets_may_come_in_half_precision():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weight": torch.zeros(4, 4, 4)}, r"weight must be \[Cout, Cin/groups, Sh, Sw\], got \[4, 4, 4\]"),
+        (
+            {"weight": torch.zeros(4, 4, 4)},
+            r"weight must be \[Cout, Cin/groups, Sh, Sw\], got \[4, 4, 4\]",
+        ),
         ({"weight": torch.zeros(4, 1, 0, 4)}, r"weight must be .* got \[4, 1, 0, 4\]"),
-        ({"weight": torch.zeros(4, 1, 4, 4).double()}, 'backend "triton" takes float32, float16 and bfloat16, got'),
+        (
+            {"weight": torch.zeros(4, 1, 4, 4).double()},
+            'backend "triton" takes float32, float16 and bfloat16, got',
+        ),
         ({"offset": torch.zeros(2, 9)}, r"kernel_offset must be .* = \[N, 18\], got \[2, 9\]"),
-        ({"offset": torch.zeros(2, 18).half()}, "kernel_offset must have weight's dtype torch.float32"),
+        (
+            {"offset": torch.zeros(2, 18).half()},
+            "kernel_offset must have weight's dtype torch.float32",
+        ),
         ({"kernel_size": [3, 0]}, "kernel_size must be"),
         ({"step": [1.0]}, r"step must be two numbers, got \[1\.0\]"),
         ({"clip": "soft"}, 'clip must be "hard" or "projected"'),
@@ -143,14 +180,20 @@ def test_the_registered_ops_refuse_what_their_kernels_would_misread(changes, mes
     with pytest.raises(ValueError, match=message):
         torch.ops.dkcls.sample_kernel2d(*arguments)
     with pytest.raises(ValueError, match=message):
-        torch.ops.dkcls.sample_kernel2d_backward(torch.zeros(2, 4, 1, 3, 3), *arguments, [True, True])
+        torch.ops.dkcls.sample_kernel2d_backward(
+            torch.zeros(2, 4, 1, 3, 3), *arguments, [True, True]
+        )
 
 
 @interpreter
 @pytest.mark.parametrize(
     ("grad", "needs", "message"),
     [
-        (torch.zeros(2, 4, 1, 3), [True, True], r"grad must be .* = \[2, 4, 1, 3, 3\], got \[2, 4, 1, 3\]"),
+        (
+            torch.zeros(2, 4, 1, 3),
+            [True, True],
+            r"grad must be .* = \[2, 4, 1, 3, 3\], got \[2, 4, 1, 3\]",
+        ),
         (torch.zeros(2, 4, 1, 3, 3), [True], r"needs must be two booleans, got \[True\]"),
     ],
 )
@@ -168,7 +211,9 @@ def gradients(weight, offset, grad, options, backend):
 
 @interpreter
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str
+    ("dtype", "tolerance"),
+    [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)],
+    ids=str,
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_triton_is_the_plain_version(case, dtype, tolerance, triton_device):
@@ -176,7 +221,10 @@ def test_triton_is_the_plain_version(case, dtype, tolerance, triton_device):
     wide = [t.detach().double().requires_grad_(t.requires_grad) for t in (weight, offset, grad)]
     expected = gradients(*wide, options, "reference")
     for name, e, g in zip(
-        ("kernels", "weight", "offset"), expected, gradients(weight, offset, grad, options, "triton"), strict=True
+        ("kernels", "weight", "offset"),
+        expected,
+        gradients(weight, offset, grad, options, "triton"),
+        strict=True,
     ):
         assert (g.shape, g.dtype) == (e.shape, dtype), name
         assert (g.double() - e).norm() <= tolerance * e.norm() + 1e-30, name
@@ -185,7 +233,9 @@ def test_triton_is_the_plain_version(case, dtype, tolerance, triton_device):
 @interpreter
 def test_triton_splits_the_batch_and_the_rows_in_a_fixed_order(triton_device, monkeypatch):
     monkeypatch.setattr(sample_kernel_triton, "PROGRAMS", 6)
-    weight, offset, grad, options = make(((40, 1, 4, 4), 7, 3, "centered", "hard", 1.0), torch.float32, triton_device)
+    weight, offset, grad, options = make(
+        ((40, 1, 4, 4), 7, 3, "centered", "hard", 1.0), torch.float32, triton_device
+    )
     expected = gradients(weight, offset, grad, options, "reference")
     got = gradients(weight, offset, grad, options, "triton")
     torch.testing.assert_close(got, expected)
@@ -209,7 +259,9 @@ def test_triton_hears_nan_and_clips_infinity(triton_device):
     weight, offset, grad, options = make(CASES[0], torch.float32, triton_device)
     offset = offset.detach().clone()
     offset[0, 4], offset[1, 0], offset[1, 1] = math.nan, math.inf, -math.inf
-    out, weight_grad, offset_grad = gradients(weight, offset.requires_grad_(), grad, options, "triton")
+    out, weight_grad, offset_grad = gradients(
+        weight, offset.requires_grad_(), grad, options, "triton"
+    )
     assert out[0, :, :, 0, 2].isnan().all()
     assert out.isnan().sum() == out[0, :, :, 0, 2].numel()
     assert weight_grad.isnan().any()
@@ -220,7 +272,9 @@ def test_triton_hears_nan_and_clips_infinity(triton_device):
 @interpreter
 def test_triton_op_is_registered_well(triton_device):
     weight, offset, _, _ = make(CASES[0], torch.float32, triton_device)
-    torch.library.opcheck(torch.ops.dkcls.sample_kernel2d.default, (weight, offset, (3, 3), (1.0, 1.0), "hard"))
+    torch.library.opcheck(
+        torch.ops.dkcls.sample_kernel2d.default, (weight, offset, (3, 3), (1.0, 1.0), "hard")
+    )
     out = sample_kernel2d(weight, offset, kernel_size=3, backend="triton")
     (grad,) = torch.autograd.grad(out.sum(), weight, create_graph=True)
     with pytest.raises(RuntimeError, match="sample_kernel2d has no double backward"):

@@ -15,7 +15,9 @@ from tests.ops.compiled import has_atomics, shipped, spills
 CASES = [
     Case(c=32),
     Case(c=40, size=(9, 11), n=1),  # a last, partial chunk of channels
-    Case(c=288, size=(3, 3), clip="projected", offset_scale=3.0),  # several blocks: clipped after their sum
+    Case(
+        c=288, size=(3, 3), clip="projected", offset_scale=3.0
+    ),  # several blocks: clipped after their sum
     Case(c=64, size=(9, 17), n=1, channels_last=False),
     Case(c=32, scope=(1, 1)),
     Case(c=32, scope=(3, 3), integer=True),
@@ -23,7 +25,16 @@ CASES = [
     Case(c=32, scope=(5, 5), n=1, integer=True),
     Case(c=192, scope=(5, 3), size=(4, 4), clip="projected", offset_scale=3.0),
     Case(c=32, kernel_size=1, padding=0, scope=(2, 2), stride=2),
-    Case(c=32, kernel_size=(3, 2), scope=(4, 3), stride=(2, 1), padding=(2, 0), dilation=(1, 2), size=(8, 9), n=1),
+    Case(
+        c=32,
+        kernel_size=(3, 2),
+        scope=(4, 3),
+        stride=(2, 1),
+        padding=(2, 0),
+        dilation=(1, 2),
+        size=(8, 9),
+        n=1,
+    ),
     Case(c=32, stride=2, size=(8, 7)),
     Case(c=32, stride=3, padding=0, size=(10, 9), n=1),
     Case(c=32, padding=4, size=(3, 3)),
@@ -51,19 +62,25 @@ def test_bfloat16_matches_the_reference(case, triton_device):
 def test_these_cases_run_on_tensor_cores(case, triton_device, monkeypatch):
     calls = []
     monkeypatch.setattr(triton_dot_host, "forward", lambda x, *rest: calls.append("dot") or x)
-    deform_kernel2d(*make_tensors(case, torch.float16, triton_device), **case.options, backend="triton")
+    deform_kernel2d(
+        *make_tensors(case, torch.float16, triton_device), **case.options, backend="triton"
+    )
     assert calls == ["dot"]
 
 
 @interpreter
 def test_offsets_in_half_precision(triton_device):
     case = Case(c=32, n=1, size=(4, 4))
-    x, weight, offset, _ = (None if t is None else t.detach() for t in make_tensors(case, torch.float16, triton_device))
+    x, weight, offset, _ = (
+        None if t is None else t.detach() for t in make_tensors(case, torch.float16, triton_device)
+    )
     half = offset.half().requires_grad_()
     wide = half.detach().float().requires_grad_()
     outputs = [deform_kernel2d(x, weight, o, padding=1, backend="triton") for o in (half, wide)]
     assert torch.equal(*outputs)
-    grads = [torch.autograd.grad(out.sum(), o)[0] for out, o in zip(outputs, (half, wide), strict=True)]
+    grads = [
+        torch.autograd.grad(out.sum(), o)[0] for out, o in zip(outputs, (half, wide), strict=True)
+    ]
     assert grads[0].dtype == torch.float16
     torch.testing.assert_close(grads[0], grads[1].half())
 
@@ -71,7 +88,9 @@ def test_offsets_in_half_precision(triton_device):
 @interpreter
 def test_64_bit_indices(triton_device, monkeypatch):
     monkeypatch.setattr(triton_dot_host, "WIDE_FROM", 1)
-    assert_matches_reference(Case(c=192, size=(4, 4)), torch.float16, "triton", triton_device, tolerance=5e-4)
+    assert_matches_reference(
+        Case(c=192, size=(4, 4)), torch.float16, "triton", triton_device, tolerance=5e-4
+    )
 
 
 @interpreter
@@ -83,7 +102,11 @@ def test_two_runs_are_equal_and_no_memory_is_read_before_it_is_written(triton_de
     monkeypatch.setattr(
         torch,
         "empty_like",
-        lambda t: empty(t.shape, dtype=t.dtype, device=t.device).fill_(float("nan")).as_strided(t.shape, t.stride()),
+        lambda t: (
+            empty(t.shape, dtype=t.dtype, device=t.device)
+            .fill_(float("nan"))
+            .as_strided(t.shape, t.stride())
+        ),
     )
     second = run(case, make_tensors(case, torch.float16, triton_device), "triton")
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -132,7 +155,15 @@ def test_instructions_per_element(dtype, arch):
 
 @pytest.mark.parametrize(
     ("channels", "block", "wide"),
-    [(32, 32, 32), (144, 160, None), (192, 192, 96), (256, 256, 128), (352, None, None), (960, 192, 96), (1024, 256, 128)],
+    [
+        (32, 32, 32),
+        (144, 160, None),
+        (192, 192, 96),
+        (256, 256, 128),
+        (352, None, None),
+        (960, 192, 96),
+        (1024, 256, 128),
+    ],
 )
 def test_channel_blocks(channels, block, wide):
     """Whole networks run on tensor cores: every width of the paper's has equal blocks."""

@@ -21,7 +21,10 @@ HALF = [
     Case(kind="dcn", scope=(3, 3), c=40, n=1),
     Case(kind="global", stride=2),
 ]
-KINDS = [Case(kind=kind, c=20, size=(6, 7), stride=2) for kind in ("local", "dcn", "dcn_local", "global", "dcn_global")]
+KINDS = [
+    Case(kind=kind, c=20, size=(6, 7), stride=2)
+    for kind in ("local", "dcn", "dcn_local", "global", "dcn_global")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +49,15 @@ def test_float32_matches_the_reference(case, triton_device):
 
 
 @interpreter
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 5e-4), (torch.bfloat16, 4e-3)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float16, 5e-4), (torch.bfloat16, 4e-3)], ids=str
+)
 @pytest.mark.parametrize("case", HALF, ids=str)
 def test_half_precision_matches_the_reference(case, dtype, tolerance, triton_device):
     # float32 within: what is left is the rounding of what comes out, and of the kernels that are sampled once per image
-    assert_matches_reference(case, dtype, "triton", triton_device, tolerance * (2 if case.kind == "global" else 1))
+    assert_matches_reference(
+        case, dtype, "triton", triton_device, tolerance * (2 if case.kind == "global" else 1)
+    )
 
 
 @interpreter
@@ -62,7 +69,9 @@ def test_programs_take_several_tiles_when_there_are_many(case, triton_device, mo
 
 @interpreter
 @pytest.mark.parametrize("case", KINDS, ids=str)
-def test_two_runs_are_equal_and_no_memory_is_read_before_it_is_written(case, triton_device, monkeypatch):
+def test_two_runs_are_equal_and_no_memory_is_read_before_it_is_written(
+    case, triton_device, monkeypatch
+):
     case = replace(case, n=1, size=(4, 5))
     torch.use_deterministic_algorithms(True)
     try:
@@ -76,7 +85,9 @@ def test_two_runs_are_equal_and_no_memory_is_read_before_it_is_written(case, tri
 
 
 @interpreter
-@pytest.mark.parametrize("case", [KINDS[1], Case(kind="dcn_local", c=140, size=(3, 3), n=1)], ids=str)
+@pytest.mark.parametrize(
+    "case", [KINDS[1], Case(kind="dcn_local", c=140, size=(3, 3), n=1)], ids=str
+)
 def test_the_deterministic_scatter_matches_the_reference(case, triton_device, monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert_matches_reference(case, torch.float32, "triton", triton_device)
@@ -88,8 +99,14 @@ def test_only_what_is_needed_is_computed(needed, triton_device):
     case = Case(kind="dcn_local", n=1, size=(4, 4))
     tensors = detached(case, torch.float32, triton_device)
     everything = run(case, [t.clone().requires_grad_() for t in tensors], "triton")
-    out = deform_kernel2d(*(t.requires_grad_(i == needed) for i, t in enumerate(tensors)), **case.options, backend="triton")
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
+    out = deform_kernel2d(
+        *(t.requires_grad_(i == needed) for i, t in enumerate(tensors)),
+        **case.options,
+        backend="triton",
+    )
+    grad = torch.randn(
+        out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).to(out)
     (got,) = torch.autograd.grad(out, tensors[needed], grad)
     torch.testing.assert_close(got, everything[1 + needed])
 
@@ -98,7 +115,9 @@ def test_only_what_is_needed_is_computed(needed, triton_device):
 def test_offsets_in_any_layout_and_in_half_precision(triton_device):
     case = Case(kind="dcn_local", n=2, c=8, size=(4, 5))
     x, weight, kernel_offset, image_offset = detached(case, torch.float16, triton_device)
-    both = torch.cat([kernel_offset, image_offset], 1).half()  # as one generator would make them: parts are not dense
+    both = torch.cat(
+        [kernel_offset, image_offset], 1
+    ).half()  # as one generator would make them: parts are not dense
     expected = None
     for layout in (torch.contiguous_format, torch.channels_last):
         leaf = both.contiguous(memory_format=layout).requires_grad_()
@@ -155,15 +174,21 @@ def test_infinite_offsets_are_clipped_or_outside(triton_device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_partial_sums_of_a_large_layer_are_small(scope, kernel_offset, dtype, monkeypatch):
     launched = []
-    monkeypatch.setattr(KernelSpec, "launch", lambda self, grid, arguments: launched.append((self, grid, arguments)))
+    monkeypatch.setattr(
+        KernelSpec, "launch", lambda self, grid, arguments: launched.append((self, grid, arguments))
+    )
     n, c, size = 256, 1024, 14
     geometry = make_geometry((scope, scope), 3, padding=1)
     x = torch.empty(n, c, size, size, dtype=dtype, device="meta")
-    weight = torch.empty((c, 1, scope, scope) if kernel_offset else (n, c, 1, 3, 3), dtype=dtype, device="meta")
+    weight = torch.empty(
+        (c, 1, scope, scope) if kernel_offset else (n, c, 1, 3, 3), dtype=dtype, device="meta"
+    )
     offset = torch.empty(n, 18, size, size, device="meta") if kernel_offset else None
     triton_gather.backward(x, x, weight, offset, None, geometry, (False, True, False, False))
     ((spec, grid, arguments),) = launched
-    assert math.prod(grid) * spec.num_warps >= triton_gather.WARPS // 2  # and yet enough programs for a GPU
+    assert (
+        math.prod(grid) * spec.num_warps >= triton_gather.WARPS // 2
+    )  # and yet enough programs for a GPU
     assert arguments["partial"].numel() * 4 <= 64 * 2**20
 
 
@@ -174,13 +199,20 @@ def test_compiles_without_spills_and_with_atomics_only_in_the_scatter(arch, spec
     assert not spills(arch, compiled)
     assert has_atomics(arch, compiled) == (", scatter" in spec.name)
     if arch == "sm_80":
-        assert count_instructions(compiled, spec).per_element > 0  # its loops are those that the report weighs
+        assert (
+            count_instructions(compiled, spec).per_element > 0
+        )  # its loops are those that the report weighs
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_instructions_per_element(arch):
-    problem = triton_gather.Problem(arch, torch.float32, 256, make_geometry((4, 4), 3, padding=1), (4, 4), image_offset=False)
-    counts = [count_instructions(compile_spec(s, TARGETS[arch]), s).per_element for s in triton_gather.step_specs(problem)]
+    problem = triton_gather.Problem(
+        arch, torch.float32, 256, make_geometry((4, 4), 3, padding=1), (4, 4), image_offset=False
+    )
+    counts = [
+        count_instructions(compile_spec(s, TARGETS[arch]), s).per_element
+        for s in triton_gather.step_specs(problem)
+    ]
     assert counts[0] <= 95
     assert sum(counts) <= 490

@@ -53,12 +53,17 @@ def test_amd_devices_without_tiles_take_the_tap_loop(architecture, runs, amd, ca
 
 def test_one_warning_for_several_devices_of_a_kind(amd, caplog):
     amd(OTHER)
-    assert [triton_host.has_kernels(SimpleNamespace(is_cuda=True, get_device=lambda i=i: i)) for i in (0, 1)] == [False, False]
+    assert [
+        triton_host.has_kernels(SimpleNamespace(is_cuda=True, get_device=lambda i=i: i))
+        for i in (0, 1)
+    ] == [False, False]
     assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(("architecture", "in_one_launch"), [(GFX942, True), (OTHER, False)])
-def test_amd_devices_without_tiles_sample_in_plain_pytorch(architecture, in_one_launch, amd, monkeypatch):
+def test_amd_devices_without_tiles_sample_in_plain_pytorch(
+    architecture, in_one_launch, amd, monkeypatch
+):
     amd(architecture)
     ran = []
     monkeypatch.setattr(sample_kernel, "_sample_op", lambda *_: ran.append("Triton"))
@@ -71,7 +76,9 @@ def test_triton_is_refused_where_it_has_no_tiles(amd):
     amd(GFX942)
     check_backend("triton", on_gpu(1))
     amd(OTHER)
-    with pytest.raises(ValueError, match='backend "triton" needs an NVIDIA device or gfx942, got gfx90a'):
+    with pytest.raises(
+        ValueError, match='backend "triton" needs an NVIDIA device or gfx942, got gfx90a'
+    ):
         check_backend("triton", on_gpu(1))
 
 

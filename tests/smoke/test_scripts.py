@@ -50,12 +50,17 @@ def test_help(script, run):
 def test_gpu_check_without_a_gpu_says_so_in_one_sentence(tmp_path, run):
     result = run(ROOT / "scripts/gpu_check.py", "--output", str(tmp_path / "record.txt"))
     assert result.code == 1
-    assert result.err.strip() == "gpu-check: there is no CUDA or ROCm device on this machine, and nothing to check."
+    assert (
+        result.err.strip()
+        == "gpu-check: there is no CUDA or ROCm device on this machine, and nothing to check."
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_readmes_lines_run():
-    operators, networks = (block.split("```")[0] for block in (ROOT / "README.md").read_text().split("```python\n")[1:])
+    operators, networks = (
+        block.split("```")[0] for block in (ROOT / "README.md").read_text().split("```python\n")[1:]
+    )
     names = {}
     exec(operators, names)
     assert names["y"].shape == names["x"].shape

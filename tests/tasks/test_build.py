@@ -8,7 +8,12 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform, resolve_data_config
+from timm.data import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    create_transform,
+    resolve_data_config,
+)
 from torch import nn
 
 from dkcls.config import Config, DataConfig, ModelConfig
@@ -48,11 +53,16 @@ def fine_tuned(checkpoint: str, **data) -> Config:
 
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(("asked", "size"), [(None, 40), (48, 48)])
-def test_a_checkpoint_says_how_images_are_normalised_and_how_large_they_are(checkpoint, asked, size):
+def test_a_checkpoint_says_how_images_are_normalised_and_how_large_they_are(
+    checkpoint, asked, size
+):
     """Unless the config says how large."""
     parts = classification.build(fine_tuned(checkpoint, image_size=asked), CPU)
     assert parts.train_set.image_size == parts.val_set.image_size == size
@@ -66,7 +76,11 @@ def test_a_named_network_is_normalised_as_its_weights_were(checkpoint):
     config = fine_tuned(checkpoint)
     config.model.name = "mobilenetv2_nano"
     taken = classification.build(config, CPU).facts["input"]
-    assert (taken["mean"], taken["std"], taken["image_size"]) == ([0.4], [0.3], 32)  # the size is the data's
+    assert (taken["mean"], taken["std"], taken["image_size"]) == (
+        [0.4],
+        [0.3],
+        32,
+    )  # the size is the data's
 
 
 SIZE = 48
@@ -83,7 +97,10 @@ def photos(tmp_path_factory) -> Path:
 
 def on_photos(photos: Path, name: str | None, pretrained: str | None, **data) -> Config:
     model = ModelConfig(name=name, pretrained=pretrained and str(photos / pretrained))
-    return Config(model=model, data=DataConfig(name="imagefolder", root=str(photos), image_size=SIZE, workers=0, **data))
+    return Config(
+        model=model,
+        data=DataConfig(name="imagefolder", root=str(photos), image_size=SIZE, workers=0, **data),
+    )
 
 
 def validation_images(parts) -> torch.Tensor:
@@ -93,13 +110,17 @@ def validation_images(parts) -> torch.Tensor:
 
 def timms_images(photos: Path, **options) -> torch.Tensor:
     transform = create_transform(SIZE, is_training=False, crop_pct=0.875, **options)
-    return torch.stack([transform(Image.open(path)) for path in sorted((photos / "val").rglob("*.jpg"))])
+    return torch.stack(
+        [transform(Image.open(path)) for path in sorted((photos / "val").rglob("*.jpg"))]
+    )
 
 
 def test_pretrained_weights_see_what_timm_would_show_them(photos):
     """In training as in evaluation: within two levels of 255, each of which is 2 / 255 after division by 0.5."""
     cfg = resolve_data_config(model=timm.create_model(LITE))
-    expected = timms_images(photos, interpolation=cfg["interpolation"], mean=cfg["mean"], std=cfg["std"])
+    expected = timms_images(
+        photos, interpolation=cfg["interpolation"], mean=cfg["mean"], std=cfg["std"]
+    )
     parts = classification.build(on_photos(photos, LITE, "w.safetensors"), CPU)
     assert (validation_images(parts) - expected).abs().max() <= 4.02 / 255
     assert parts.train_set.transform.interpolation == "bicubic"
@@ -116,8 +137,12 @@ def test_pretrained_weights_see_what_timm_would_show_them(photos):
 def test_without_weights_the_recipe_says_how_images_are_made(photos):
     """The same for all networks of a table: bilinear, and ImageNet's mean."""
     parts = classification.build(on_photos(photos, LITE, None), CPU)
-    expected = timms_images(photos, interpolation="bilinear", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
-    assert (validation_images(parts) - expected).abs().max() <= 1.01 / 255 / min(IMAGENET_DEFAULT_STD)
+    expected = timms_images(
+        photos, interpolation="bilinear", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD
+    )
+    assert (validation_images(parts) - expected).abs().max() <= 1.01 / 255 / min(
+        IMAGENET_DEFAULT_STD
+    )
     assert parts.train_set.transform.interpolation == "bilinear"
 
 
@@ -128,33 +153,48 @@ def test_what_is_asked_for_goes_before_what_the_weights_say(photos, caplog):
     expected = timms_images(photos, interpolation="bilinear", mean=(0.3, 0.4, 0.2), std=(0.25,) * 3)
     assert (validation_images(parts) - expected).abs().max() <= 1.01 / 255 / 0.25
     [line] = [record.getMessage() for record in caplog.records if "mean" in record.getMessage()]
-    assert line == "images: 3 x 48 x 48, crop_ratio 0.875, bilinear, mean [0.3, 0.4, 0.2], std [0.25, 0.25, 0.25]"
+    assert (
+        line
+        == "images: 3 x 48 x 48, crop_ratio 0.875, bilinear, mean [0.3, 0.4, 0.2], std [0.25, 0.25, 0.25]"
+    )
 
 
 def test_a_networks_card_says_how_its_images_are_resized(photos, tmp_path):
     """Training from a checkpoint, its evaluation and its predictions follow it."""
-    parts = classification.build(on_photos(photos, "mobilenetv2_nano", None, interpolation="bicubic"), CPU)
+    parts = classification.build(
+        on_photos(photos, "mobilenetv2_nano", None, interpolation="bicubic"), CPU
+    )
     write(tmp_path / "a.pt", {**parts.facts, "model": parts.model.state_dict(), "ema": None})
     again = classification.build(on_photos(photos, None, str(tmp_path / "a.pt")), CPU)
-    expected = timms_images(photos, interpolation="bicubic", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
+    expected = timms_images(
+        photos, interpolation="bicubic", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD
+    )
     level = 2.01 / 255 / min(IMAGENET_DEFAULT_STD)
     assert (validation_images(again) - expected).abs().max() <= level
     network = load_network(ModelConfig(pretrained=str(tmp_path / "a.pt")))
     assert evaluation_data(network, DataConfig(name="tar"), []).interpolation == "bicubic"
     seen = []
     network.model.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
-    list(Predictor(network, CPU.device)([str(path) for path in sorted((photos / "val").rglob("*.jpg"))]))
+    list(
+        Predictor(network, CPU.device)(
+            [str(path) for path in sorted((photos / "val").rglob("*.jpg"))]
+        )
+    )
     assert (seen[0] - expected).abs().max() <= level
 
 
 def test_an_unknown_tag_of_timms_is_named(photos):
-    with pytest.raises(UserError, match=r"model.name: Invalid pretrained tag \(best\) for resnet18"):
+    with pytest.raises(
+        UserError, match=r"model.name: Invalid pretrained tag \(best\) for resnet18"
+    ):
         classification.build(on_photos(photos, "resnet18.best", "w.safetensors"), CPU)
 
 
 def test_another_seed_is_another_classifier():
     def start(seed):
-        return classification.build(Config(seed=seed, model=NANO, data=DataConfig(**FASHION)), CPU).model
+        return classification.build(
+            Config(seed=seed, model=NANO, data=DataConfig(**FASHION)), CPU
+        ).model
 
     assert same_weights(start(0), start(0))
     assert not same_weights(start(0), start(1))
@@ -206,13 +246,23 @@ def test_a_detector_normalises_as_its_backbone_was_trained(checkpoint):
     assert (parts.model.transform.image_mean, parts.model.transform.image_std) == ([0.4], [0.3])
     assert (parts.facts["input"]["mean"], parts.facts["input"]["std"]) == ([0.4], [0.3])
     assert detector_of().model.transform.image_mean == [0.15]
-    asked = detector_of(f"model.pretrained={checkpoint}", "model.spatial=rigid", "data.mean=[0.2]", "data.std=[0.1]")
+    asked = detector_of(
+        f"model.pretrained={checkpoint}", "model.spatial=rigid", "data.mean=[0.2]", "data.std=[0.1]"
+    )
     assert (asked.model.transform.image_mean, asked.model.transform.image_std) == ([0.2], [0.1])
 
 
 def test_a_detector_on_weights_of_timms_normalises_as_timm_does(photos):
     """Grey images: the mean of the three channels."""
-    weights = ("model.name=" + LITE, "model.spatial=null", f"model.pretrained={photos}/w.safetensors", "model.scope=null")
+    weights = (
+        "model.name=" + LITE,
+        "model.spatial=null",
+        f"model.pretrained={photos}/w.safetensors",
+        "model.scope=null",
+    )
     parts = detector_of(*weights, "model.depthwise_gain=null")
     assert (parts.model.transform.image_mean, parts.model.transform.image_std) == ([0.5], [0.5])
-    assert (parts.facts["input"]["mean"], parts.facts["input"]["interpolation"]) == ([0.5], "bilinear")
+    assert (parts.facts["input"]["mean"], parts.facts["input"]["interpolation"]) == (
+        [0.5],
+        "bilinear",
+    )

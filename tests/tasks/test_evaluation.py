@@ -34,11 +34,15 @@ def checkpoint(tmp_path_factory) -> str:
 def by_hand(checkpoint):
     """The logits of normalised images, by the network as it is loaded."""
     network = load_network(ModelConfig(pretrained=checkpoint))
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (network.input.mean, network.input.std))
+    mean, std = (
+        torch.tensor(values).view(-1, 1, 1) for values in (network.input.mean, network.input.std)
+    )
 
     @torch.no_grad()
     def logits(images):
-        return network.model.eval()(((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)).float()
+        return network.model.eval()(
+            ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
+        ).float()
 
     return logits
 
@@ -61,9 +65,14 @@ def test_what_is_asked_of_the_data_counts_from_python_too(checkpoint):
 
 
 def test_flip_is_the_mean_of_both_probabilities(checkpoint, by_hand, val):
-    shares = [by_hand(images).double().softmax(1)[torch.arange(8), val.targets] for images in (val.images, val.images.flip(3))]
+    shares = [
+        by_hand(images).double().softmax(1)[torch.arange(8), val.targets]
+        for images in (val.images, val.images.flip(3))
+    ]
     assert loss_of(checkpoint) == pytest.approx(-shares[0].log().mean().item(), rel=1e-5)
-    assert loss_of(checkpoint, flip=True) == pytest.approx(-((shares[0] + shares[1]) / 2).log().mean().item(), rel=1e-5)
+    assert loss_of(checkpoint, flip=True) == pytest.approx(
+        -((shares[0] + shares[1]) / 2).log().mean().item(), rel=1e-5
+    )
     assert (shares[0] - shares[1]).abs().max() > 1e-3
 
 
@@ -83,9 +92,15 @@ def test_predictions_are_of_the_precision_asked_for(checkpoint, by_hand, val, tm
         half = by_hand(val.images)
     assert not torch.equal(half, by_hand(val.images))
     for precision, logits in (("bf16", half), ("fp32", by_hand(val.images))):
-        said = list(Predictor(network, CPU.device, top=1, precision=precision)([str(tmp_path / f"{i}.png") for i in range(8)]))
+        said = list(
+            Predictor(network, CPU.device, top=1, precision=precision)(
+                [str(tmp_path / f"{i}.png") for i in range(8)]
+            )
+        )
         expected = logits.softmax(1).amax(1).tolist()
-        assert [share for row in said for share in row.probabilities] == pytest.approx(expected, rel=1e-5)
+        assert [share for row in said for share in row.probabilities] == pytest.approx(
+            expected, rel=1e-5
+        )
 
 
 class OtherRankHasBadFiles(World):
@@ -110,7 +125,11 @@ IMAGENET = {"name": "imagenet", "image_size": 48, "crop_ratio": 0.5}
         (["data=imagenet"], IMAGENET, ("imagenet", 40, 0.5)),
         (["data=imagenet", "data.image_size=48"], IMAGENET, ("imagenet", 48, 0.5)),
         (["data.image_size=48"], {"image_size": 48}, ("synthetic", 48, 0.9)),
-        (["+data.image_size=48", "++data.crop_ratio=0.875"], {"image_size": 48}, ("synthetic", 48, 0.875)),
+        (
+            ["+data.image_size=48", "++data.crop_ratio=0.875"],
+            {"image_size": 48},
+            ("synthetic", 48, 0.875),
+        ),
         (["~data.crop_ratio=0.9"], {}, ("synthetic", 40, 0.875)),
         (["seed=3", "model.data=3"], {}, ("synthetic", 40, 0.9)),
     ],
@@ -142,11 +161,16 @@ def test_outputs_by_the_names_of_classes():
 
 
 @pytest.mark.parametrize("task", ["classification", "detection"])
-def test_an_evaluation_is_normalised_as_asked_or_as_the_network_was(task, checkpoint, tmp_path, monkeypatch):
+def test_an_evaluation_is_normalised_as_asked_or_as_the_network_was(
+    task, checkpoint, tmp_path, monkeypatch
+):
     """The deviation is the network's own."""
     if task == "detection":
         parts = detection.build(config_of(*TINY, "data.workers=0"), CPU)
-        write(checkpoint := tmp_path / "a.pt", {**parts.facts, "model": parts.model.state_dict(), "ema": None})
+        write(
+            checkpoint := tmp_path / "a.pt",
+            {**parts.facts, "model": parts.model.state_dict(), "ema": None},
+        )
     seen = []
 
     def look(dataset, data, task, model, *rest):
@@ -166,7 +190,9 @@ def test_an_evaluation_is_normalised_as_asked_or_as_the_network_was(task, checkp
     (own, std), *others = seen
     assert own == pytest.approx([0.15] if task == "detection" else [0.485, 0.456, 0.406])
     assert [given for given, _ in others] == [pytest.approx([0.3] * len(own))] * 2
-    assert [std, *(same for _, same in others)] == [pytest.approx([0.25] if task == "detection" else [0.229, 0.224, 0.225])] * 3
+    assert [std, *(same for _, same in others)] == [
+        pytest.approx([0.25] if task == "detection" else [0.229, 0.224, 0.225])
+    ] * 3
 
 
 def test_a_detector_is_not_evaluated_on_other_classes(tmp_path):
@@ -174,5 +200,7 @@ def test_a_detector_is_not_evaluated_on_other_classes(tmp_path):
     parts = detection.build(config_of(*TINY, "data.workers=0"), CPU)
     state = {**parts.facts, "model": parts.model.state_dict(), "ema": None}
     write(tmp_path / "a.pt", state | {"classes": state["classes"][::-1]})
-    with pytest.raises(UserError, match=r"a\.pt finds Ankle boot, Bag, .*; the data has T-shirt, Trouser"):
+    with pytest.raises(
+        UserError, match=r"a\.pt finds Ankle boot, Bag, .*; the data has T-shirt, Trouser"
+    ):
         evaluate_checkpoint(str(tmp_path / "a.pt"), EvalConfig(), [], CPU)

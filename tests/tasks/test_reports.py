@@ -112,7 +112,9 @@ def test_jobs_go_seed_by_seed():
         *("experiment=quick", "name=local-4-7", "out=out", "seed=7"),
         *("model.scope=4", "model.pretrained=c-7.pt", "log.every=1"),
     ]
-    assert [job[1] for job in jobs("quick", Path("out"), ROWS, [0], ["local-4"], [])] == ["name=local-4-0"]
+    assert [job[1] for job in jobs("quick", Path("out"), ROWS, [0], ["local-4"], [])] == [
+        "name=local-4-0"
+    ]
     with pytest.raises(UserError, match="there is no row 'dcn'; there are local, local-4"):
         check_known("row", ["local", "dcn"], [row.name for row in ROWS])
 
@@ -134,7 +136,9 @@ def own_process(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_the_seconds_of_a_run_are_told_if_all_of_it_was_done_now(own_process, monkeypatch, tmp_path):
+def test_the_seconds_of_a_run_are_told_if_all_of_it_was_done_now(
+    own_process, monkeypatch, tmp_path
+):
     """A run that went on has used others before."""
     trained, told = [], []
 
@@ -145,7 +149,9 @@ def test_the_seconds_of_a_run_are_told_if_all_of_it_was_done_now(own_process, mo
     monkeypatch.setattr(parallel, "train", train)
     job = ["name=one", f"out={tmp_path}", "seed=3"]
     for _ in range(2):
-        parallel._train(job, ROOT / "configs", lambda folder, seconds: told.append((folder, seconds)))
+        parallel._train(
+            job, ROOT / "configs", lambda folder, seconds: told.append((folder, seconds))
+        )
     assert trained == ["one", "one"]
     assert [folder for folder, _ in told] == [tmp_path / "one"] * 2
     assert told[0][1] >= 0

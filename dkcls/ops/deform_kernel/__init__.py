@@ -48,20 +48,37 @@ def deform_kernel2d(
     """
     if weight.dim() != 4 or weight.shape[1] != 1 or 0 in weight.shape[2:]:
         raise ValueError(f"weight must be [C, 1, Sh, Sw], got {list(weight.shape)}")
-    input, weight, kernel_offset, image_offset = autocast((input, weight), (kernel_offset, image_offset))
+    input, weight, kernel_offset, image_offset = autocast(
+        (input, weight), (kernel_offset, image_offset)
+    )
     geometry = make_geometry(weight.shape[2:], kernel_size, stride, padding, dilation, grid, clip)
     check_input(input, geometry)
     if weight.shape[0] != input.shape[1]:
-        raise ValueError(f"weight must be [C, 1, Sh, Sw] = [{input.shape[1]}, 1, Sh, Sw], got {list(weight.shape)}")
+        raise ValueError(
+            f"weight must be [C, 1, Sh, Sw] = [{input.shape[1]}, 1, Sh, Sw], got {list(weight.shape)}"
+        )
     check_same("weight", weight, input)
     check_offsets(input, kernel_offset, image_offset, geometry, per_image=True)
     check_backend(backend, input)
 
     if kernel_offset is None or kernel_offset.dim() == 2:
-        weight = sample_kernel2d(weight, kernel_offset, kernel_size=geometry.kernel_size, grid=grid, clip=clip, backend=backend)
+        weight = sample_kernel2d(
+            weight,
+            kernel_offset,
+            kernel_size=geometry.kernel_size,
+            grid=grid,
+            clip=clip,
+            backend=backend,
+        )
         if kernel_offset is None and image_offset is None:
             return torch.nn.functional.conv2d(
-                input, weight[0], None, geometry.stride, geometry.padding, geometry.dilation, groups=input.shape[1]
+                input,
+                weight[0],
+                None,
+                geometry.stride,
+                geometry.padding,
+                geometry.dilation,
+                groups=input.shape[1],
             )
         kernel_offset = None
     if backend == "reference":

@@ -23,7 +23,9 @@ TASKS, MAX_GROUPS, GROUP_MEMORY, MIN_BLOCK = 4, 64, 4, 64
 
 logger = logging.getLogger("dkcls")
 _forked = False
-_one_launch = Lock()  # numba's workqueue layer aborts on a second launch, from another Python thread
+_one_launch = (
+    Lock()
+)  # numba's workqueue layer aborts on a second launch, from another Python thread
 
 
 def _after_fork() -> None:
@@ -35,12 +37,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+) -> Tensor:
     call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
     dense = _densify(x, weight, kernel_offset, image_offset)
     entries = _empty(*weight.shape)
-    out = _empty_channels_last(call.sizes.images, call.sizes.channels, call.sizes.out_height, call.sizes.out_width)
-    _launch("forward", call.sizes, call.address, *_arguments(*dense), entries.data_ptr(), out.data_ptr())
+    out = _empty_channels_last(
+        call.sizes.images, call.sizes.channels, call.sizes.out_height, call.sizes.out_width
+    )
+    _launch(
+        "forward", call.sizes, call.address, *_arguments(*dense), entries.data_ptr(), out.data_ptr()
+    )
     return out.to(x.dtype)
 
 
@@ -55,7 +67,12 @@ def backward(
 ) -> list[Tensor | None]:
     """Gradients to (x, weight, kernel_offset, image_offset). Only that of x is left out for not being needed."""
     call = _describe(x.shape, weight.shape, kernel_offset is not None, _hashable(geometry))
-    sizes, split, projected, constants = call.sizes, call.split, geometry.clip == "projected", call.address
+    sizes, split, projected, constants = (
+        call.sizes,
+        call.split,
+        geometry.clip == "projected",
+        call.address,
+    )
     dense = _densify(x, weight, kernel_offset, image_offset)
     arguments = _arguments(*dense)
     entries = _empty(*weight.shape)
@@ -63,18 +80,34 @@ def backward(
     grad_x = _empty_channels_last(*x.shape) if needs[0] else None
     parts, grad_weight = _empty(split.groups, sizes.entries, sizes.channels), _empty(*weight.shape)
     grad_kernel, grad_image = (
-        None if offset is None else _empty(split.blocks, sizes.images, sizes.out_height, sizes.out_width, sizes.offsets)
+        None
+        if offset is None
+        else _empty(split.blocks, sizes.images, sizes.out_height, sizes.out_width, sizes.offsets)
         for offset in (kernel_offset, image_offset)
     )
     results = (grad_x, parts, grad_weight, grad_kernel, grad_image)
     addresses = (None if t is None else t.data_ptr() for t in results)
-    _launch("backward", sizes, split, projected, constants, *arguments, entries.data_ptr(), grad.data_ptr(), *addresses)
+    _launch(
+        "backward",
+        sizes,
+        split,
+        projected,
+        constants,
+        *arguments,
+        entries.data_ptr(),
+        grad.data_ptr(),
+        *addresses,
+    )
 
     if split.blocks > 1:
-        grad_kernel, grad_image = (None if g is None else _add_up(g).clone() for g in (grad_kernel, grad_image))
+        grad_kernel, grad_image = (
+            None if g is None else _add_up(g).clone() for g in (grad_kernel, grad_image)
+        )
         if grad_kernel is not None and projected:
             _kernels().project(sizes, constants, arguments[2], grad_kernel.data_ptr())
-    grad_offsets = (None if g is None else g[0].permute(0, 3, 1, 2) for g in (grad_kernel, grad_image))
+    grad_offsets = (
+        None if g is None else g[0].permute(0, 3, 1, 2) for g in (grad_kernel, grad_image)
+    )
     return [grad_x, grad_weight, *grad_offsets]
 
 
@@ -94,14 +127,20 @@ class _Call(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _describe(x_shape: Sequence[int], weight_shape: Sequence[int], local: bool, geometry: Geometry) -> _Call:
+def _describe(
+    x_shape: Sequence[int], weight_shape: Sequence[int], local: bool, geometry: Geometry
+) -> _Call:
     """Everything that follows from the shapes."""
     n, c, height, width = x_shape
     count, scope = (1, tuple(weight_shape[2:])) if local else (weight_shape[0], (1, 1))
     entries = scope[0] * scope[1] if local else geometry.taps
     padded = (2 * geometry.taps + 7) // 8 * 8
 
-    groups = n if count > 1 else max(1, min(n, MAX_GROUPS, n * height * width // (GROUP_MEMORY * entries)))
+    groups = (
+        n
+        if count > 1
+        else max(1, min(n, MAX_GROUPS, n * height * width // (GROUP_MEMORY * entries)))
+    )
     blocks = max(1, min(-(-TASKS // groups), c // MIN_BLOCK))
     block = (-(-c // blocks) + 7) // 8 * 8
 
@@ -110,12 +149,19 @@ def _describe(x_shape: Sequence[int], weight_shape: Sequence[int], local: bool, 
         grid = tap_grid(geometry.kernel_size[axis], scope[axis], geometry.step[axis])
         for tap in range(geometry.taps):
             k = divmod(tap, geometry.kernel_size[1])[axis]
-            constants[:, 2 * tap + axis] = grid[k], scope[axis] - 1, max(scope[axis] - 2, 0), k * geometry.dilation[axis]
+            constants[:, 2 * tap + axis] = (
+                grid[k],
+                scope[axis] - 1,
+                max(scope[axis] - 2, 0),
+                k * geometry.dilation[axis],
+            )
     sizes = _kernels().Sizes(
         n, c, height, width, *geometry.output_size(height, width), *geometry.kernel_size, *geometry.stride, *geometry.padding,
         *geometry.dilation, *scope, count, entries, 2 * geometry.taps, padded,
     )  # fmt: skip
-    return _Call(sizes, _kernels().Split(groups, -(-c // block), block), constants, constants.ctypes.data)
+    return _Call(
+        sizes, _kernels().Split(groups, -(-c // block), block), constants, constants.ctypes.data
+    )
 
 
 def _hashable(geometry: Geometry) -> Geometry:
@@ -182,7 +228,9 @@ def _kernels() -> Any:
     try:
         from numba.core import event
     except ImportError as error:
-        logger.warning("without numba (%s), deform_kernel2d is about ten times slower on the CPU", error)
+        logger.warning(
+            "without numba (%s), deform_kernel2d is about ten times slower on the CPU", error
+        )
         return None
     if _config().DISABLE_JIT:
         return None
@@ -195,8 +243,14 @@ def _kernels() -> Any:
             if not self.announced and dispatcher.py_func.__module__.startswith(__package__):
                 self.announced = True
                 kept = dispatcher.stats.cache_path
-                where = f"once; kept in {kept}" if kept else "in every process, for want of a writable cache directory"
-                logger.warning("compiling the CPU kernels of deform_kernel2d, some seconds, %s", where)
+                where = (
+                    f"once; kept in {kept}"
+                    if kept
+                    else "in every process, for want of a writable cache directory"
+                )
+                logger.warning(
+                    "compiling the CPU kernels of deform_kernel2d, some seconds, %s", where
+                )
 
         def on_end(self, occurrence: Any) -> None:
             pass

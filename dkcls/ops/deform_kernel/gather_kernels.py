@@ -27,7 +27,17 @@ from dkcls.ops.deform_kernel.gather_sampling import (
 from dkcls.ops.triton_support import clip_grad, hat, scope_cell
 
 # Numbers that a kernel should not be compiled anew for.
-SIZES = ["taps", "h", "w", "ho", "wo", "tiles", "tiles_each", "all_tiles", *(f"{o}_{axis}" for o in "ki" for axis in "ncyx")]
+SIZES = [
+    "taps",
+    "h",
+    "w",
+    "ho",
+    "wo",
+    "tiles",
+    "tiles_each",
+    "all_tiles",
+    *(f"{o}_{axis}" for o in "ki" for axis in "ncyx"),
+]
 
 
 @triton.jit
@@ -103,13 +113,19 @@ def map_kernel(src, weight, kernel_offset, image_offset, dst, taps, h, w, ho, wo
                 total = _add_tap(total, src, weight, kernel_offset, (k_c, k_y, k_x), None, qy, qx, 0.0, 0.0, qy, qx, tap, live,
                                  c0, h, w, geometry, SCOPE, C, CHUNK, CHUNKS)  # fmt: skip
         else:
-            iy, ix, fy, fx = image_place(image_offset, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry)
+            iy, ix, fy, fx = image_place(
+                image_offset, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry
+            )
             total = _add_tap(total, src, weight, kernel_offset, (k_c, k_y, k_x), image_offset, iy, ix, fy, fx, py, px, tap, ok,
                              c0, h, w, geometry, SCOPE, C, CHUNK, CHUNKS)  # fmt: skip
     for j in tl.static_range(CHUNKS):
         c = c0 + j * CHUNK
         mask = ok[:, None] & (c < C)[None, :]
-        tl.store(dst + ((py * wo + px) * C)[:, None] + c[None, :], total[j].to(dst.dtype.element_ty), mask=mask)
+        tl.store(
+            dst + ((py * wo + px) * C)[:, None] + c[None, :],
+            total[j].to(dst.dtype.element_ty),
+            mask=mask,
+        )
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -145,10 +161,14 @@ def scatter_kernel(grad, weight, kernel_offset, image_offset, grad_x, taps, h, w
         ok = py < ho
         for tap in tl.range(taps):
             if kernel_offset is not None:
-                _, _, cy, cx = scope_place(kernel_offset, (k_c, k_y, k_x), py, px, tap, ok, geometry, SCOPE)
+                _, _, cy, cx = scope_place(
+                    kernel_offset, (k_c, k_y, k_x), py, px, tap, ok, geometry, SCOPE
+                )
                 wy, ey = scope_cell(cy, SCOPE[0])
                 wx, ex = scope_cell(cx, SCOPE[1])
-            iy, ix, fy, fx = image_place(image_offset, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry)
+            iy, ix, fy, fx = image_place(
+                image_offset, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry
+            )
             for j in tl.static_range(CHUNKS):
                 c = c0 + j * CHUNK
                 if kernel_offset is not None:
@@ -202,7 +222,9 @@ def offset_grad_kernel(grad, x, weight, kernel_offset, image_offset, grad_kernel
         image_offset += n * i_n
     for tap in tl.range(taps):
         if kernel_offset is not None:
-            uy, ux, cy, cx = scope_place(kernel_offset, (k_c, k_y, k_x), py, px, tap, ok, geometry, SCOPE)
+            uy, ux, cy, cx = scope_place(
+                kernel_offset, (k_c, k_y, k_x), py, px, tap, ok, geometry, SCOPE
+            )
             wy, ey = scope_cell(cy, SCOPE[0])
             wx, ex = scope_cell(cx, SCOPE[1])
         iy, ix, fy, fx = image_place(image_offset, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry)
@@ -232,7 +254,9 @@ def offset_grad_kernel(grad, x, weight, kernel_offset, image_offset, grad_kernel
             gy, gx = slopes(by_weight, ey, ex)
             at = grad_kernel + n * k_n + py * k_y + px * k_x + 2 * tap * k_c
             tl.store(at, clip_grad(gy, uy, SCOPE[0] - 1, geometry.clip == "projected"), mask=ok)
-            tl.store(at + k_c, clip_grad(gx, ux, SCOPE[1] - 1, geometry.clip == "projected"), mask=ok)
+            tl.store(
+                at + k_c, clip_grad(gx, ux, SCOPE[1] - 1, geometry.clip == "projected"), mask=ok
+            )
         if grad_image is not None:
             gy, gx = slopes(by_pixel, fy, fx)
             at = grad_image + n * i_n + py * i_y + px * i_x + 2 * tap * i_c
@@ -262,16 +286,29 @@ def scope_grad_kernel(grad, x, kernel_offset, image_offset, partial, taps, h, w,
         ok = py < ho
         g = load(grad + n * ho * wo * C, p * C, ok, c, C, BLOCK)
         for tap in tl.range(taps):
-            _, _, cy, cx = scope_place(kernel_offset + n * k_n, (k_c, k_y, k_x), py, px, tap, ok, geometry, SCOPE)
+            _, _, cy, cx = scope_place(
+                kernel_offset + n * k_n, (k_c, k_y, k_x), py, px, tap, ok, geometry, SCOPE
+            )
             if image_offset is not None:
-                iy, ix, fy, fx = image_place(image_offset + n * i_n, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry)
-                value = blend(pixels_around(x + n * h * w * C, iy, ix, ok, c, h, w, C, BLOCK), fy, fx)
+                iy, ix, fy, fx = image_place(
+                    image_offset + n * i_n, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry
+                )
+                value = blend(
+                    pixels_around(x + n * h * w * C, iy, ix, ok, c, h, w, C, BLOCK), fy, fx
+                )
             else:
                 iy, ix, _, _ = image_place(None, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry)
                 value = pixel(x + n * h * w * C, iy, ix, ok, c, h, w, C, BLOCK)
             shares = hat(cy[None, :] - row[:, None]) * hat(cx[None, :] - column[:, None])
-            total = tl.dot(shares.to(OPERAND), (g * value).to(OPERAND), total, input_precision=PRECISION)
-    at = partial + tl.program_id(0).to(tl.int64) * (SCOPE[0] * SCOPE[1] * C) + s[:, None] * C + c[None, :]
+            total = tl.dot(
+                shares.to(OPERAND), (g * value).to(OPERAND), total, input_precision=PRECISION
+            )
+    at = (
+        partial
+        + tl.program_id(0).to(tl.int64) * (SCOPE[0] * SCOPE[1] * C)
+        + s[:, None] * C
+        + c[None, :]
+    )
     tl.store(at, total, mask=(s < SCOPE[0] * SCOPE[1])[:, None] & (c < C)[None, :])
 
 
@@ -301,7 +338,9 @@ def tap_grad_kernel(grad, x, image_offset, partial, taps, h, w, ho, wo, tiles, t
             p = tile * POSITIONS + tl.arange(0, POSITIONS)
             py, px = p // wo, p % wo
             ok = py < ho
-            iy, ix, fy, fx = image_place(image_offset, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry)
+            iy, ix, fy, fx = image_place(
+                image_offset, (i_c, i_y, i_x), py, px, tap, ok, h, w, geometry
+            )
             added = ()
             for j in tl.static_range(CHUNKS):
                 c = c0 + j * CHUNK

@@ -27,7 +27,9 @@ def load_weight(pointers, c, C: tl.constexpr, BLOCK: tl.constexpr):
 def _load_offset(offset, strides, py, px, tap, ok):
     """Both axes of one tap's offset, [positions]."""
     p = offset + py * strides[1] + px * strides[2] + 2 * tap * strides[0]
-    return tl.load(p, mask=ok, other=0.0).to(tl.float32), tl.load(p + strides[0], mask=ok, other=0.0).to(tl.float32)
+    return tl.load(p, mask=ok, other=0.0).to(tl.float32), tl.load(
+        p + strides[0], mask=ok, other=0.0
+    ).to(tl.float32)
 
 
 @triton.jit
@@ -106,11 +108,21 @@ def blend(corners, fy, fx):
 
 @triton.jit
 def add_corners(total, a, corners):
-    return total[0] + a * corners[0], total[1] + a * corners[1], total[2] + a * corners[2], total[3] + a * corners[3]
+    return (
+        total[0] + a * corners[0],
+        total[1] + a * corners[1],
+        total[2] + a * corners[2],
+        total[3] + a * corners[3],
+    )
 
 
 @triton.jit
 def slopes(corners, fy, fx):
     """The blend's derivatives by its coordinates, summed over channels; the right ones at an integer."""
-    v00, v01, v10, v11 = tl.sum(corners[0], 1), tl.sum(corners[1], 1), tl.sum(corners[2], 1), tl.sum(corners[3], 1)
+    v00, v01, v10, v11 = (
+        tl.sum(corners[0], 1),
+        tl.sum(corners[1], 1),
+        tl.sum(corners[2], 1),
+        tl.sum(corners[3], 1),
+    )
     return (1.0 - fx) * (v10 - v00) + fx * (v11 - v01), (1.0 - fy) * (v01 - v00) + fy * (v11 - v10)

@@ -11,7 +11,13 @@ from dkcls.ops.geometry import Geometry
 from dkcls.ops.triton_host import device_guard
 
 
-def _kernels(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry):
+def _kernels(
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+):
     if kernel_offset is None or image_offset is not None:
         why = "the tensor cores take local DK only"
     elif x.dtype == torch.float32:
@@ -25,7 +31,13 @@ def _kernels(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offs
     return triton_gather
 
 
-def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+) -> Tensor:
     with device_guard(x):
         return _kernels(x, weight, kernel_offset, image_offset, geometry).forward(
             x, weight, kernel_offset, image_offset, geometry

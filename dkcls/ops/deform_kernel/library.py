@@ -27,7 +27,10 @@ from dkcls.ops.checks import (
 from dkcls.ops.geometry import Geometry, check_geometry
 
 _MODULES = {"taps": "tap_loop", "cpu": "cpu", "triton": "gpu"}
-_LINES = {"taps": "tap by tap in PyTorch", "cpu": "on the CPU's numba kernels"}  # gpu.py has its own
+_LINES = {
+    "taps": "tap by tap in PyTorch",
+    "cpu": "on the CPU's numba kernels",
+}  # gpu.py has its own
 _announced: set[str] = set()
 
 logger = logging.getLogger("dkcls")
@@ -59,7 +62,12 @@ def _layout(x: Tensor) -> torch.memory_format:
 
 
 def _empty_like(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    return torch.empty(x.shape if shape is None else shape, dtype=x.dtype, device=x.device, memory_format=_layout(x))
+    return torch.empty(
+        x.shape if shape is None else shape,
+        dtype=x.dtype,
+        device=x.device,
+        memory_format=_layout(x),
+    )
 
 
 def _output_shape(x: Tensor, geometry: Geometry) -> tuple[int, int, int, int]:
@@ -80,7 +88,9 @@ deform_kernel2d = torch.ops.dkcls.deform_kernel2d.default
 deform_kernel2d_backward = torch.ops.dkcls.deform_kernel2d_backward.default
 
 
-def _check(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options) -> None:
+def _check(
+    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options
+) -> None:
     """Refuse what a kernel would misread; what `call` is given has been checked before."""
     geometry, backend = Geometry(*options[:-1]), options[-1]
     check_geometry(geometry)
@@ -107,10 +117,14 @@ def _check_backward(grad: Tensor, *arguments) -> None:
     check_shape("grad", grad, "[N, C, Ho, Wo]", _output_shape(x, Geometry(*forward[4:-1])))
     check_same("grad", grad, x)
     if len(needs) != 4 or any(need and not there for need, there in zip(needs, given, strict=True)):
-        raise ValueError(f"needs must be four booleans, true only for tensors that are given, got {list(needs)}")
+        raise ValueError(
+            f"needs must be four booleans, true only for tensors that are given, got {list(needs)}"
+        )
 
 
-def _run_forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options) -> Tensor:
+def _run_forward(
+    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options
+) -> Tensor:
     geometry = Geometry(*options[:-1])
     shape = _output_shape(x, geometry)
     if 0 in shape:
@@ -126,16 +140,27 @@ def _forward_fake(x, weight, kernel_offset, image_offset, *options):
 
 def _as_laid_out(g: Tensor, t: Tensor) -> Tensor:
     """Strides of axes of size 1 mean nothing, and yet DistributedDataParallel wants a gradient to have its parameter's."""
-    return g.as_strided(t.shape, t.stride()) if g.stride() != t.stride() and g.is_contiguous() and t.is_contiguous() else g
+    return (
+        g.as_strided(t.shape, t.stride())
+        if g.stride() != t.stride() and g.is_contiguous() and t.is_contiguous()
+        else g
+    )
 
 
 def _run_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    *options,
 ) -> tuple[Tensor, ...]:
     geometry, backend, needs = Geometry(*options[:-2]), options[-2], options[-1]
     tensors = (x, weight, kernel_offset, image_offset)
     if grad.numel() == 0:
-        grads: Sequence[Tensor | None] = [None if t is None else torch.zeros_like(t) for t in tensors]
+        grads: Sequence[Tensor | None] = [
+            None if t is None else torch.zeros_like(t) for t in tensors
+        ]
     else:
         grads = _backend(backend, x).backward(grad, *tensors, geometry, needs)
     dense = []
@@ -150,7 +175,10 @@ def _run_backward(
 @torch.library.register_fake("dkcls::deform_kernel2d_backward", lib=_LIBRARY)
 def _backward_fake(grad, x, weight, kernel_offset, image_offset, *options):
     tensors = (x, weight, kernel_offset, image_offset)
-    return tuple(_empty_like(t) if need else x.new_empty(0) for t, need in zip(tensors, options[-1], strict=True))
+    return tuple(
+        _empty_like(t) if need else x.new_empty(0)
+        for t, need in zip(tensors, options[-1], strict=True)
+    )
 
 
 def _setup_context(ctx, inputs, output):
@@ -161,11 +189,15 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, grad, run=deform_kernel2d_backward):
     needs = list(ctx.needs_input_grad[:4])
     grads = run(grad, *ctx.saved_tensors, *ctx.options, needs)
-    return *(g if need else None for g, need in zip(grads, needs, strict=True)), *(None for _ in ctx.options)
+    return *(g if need else None for g, need in zip(grads, needs, strict=True)), *(
+        None for _ in ctx.options
+    )
 
 
 def _double_backward(ctx, *grads):
-    raise RuntimeError('deform_kernel2d has no double backward on this backend: backend="reference" has one')
+    raise RuntimeError(
+        'deform_kernel2d has no double backward on this backend: backend="reference" has one'
+    )
 
 
 @torch.compiler.disable
@@ -182,7 +214,9 @@ def _checked_backward(*arguments) -> tuple[Tensor, ...]:
 
 _LIBRARY.impl("deform_kernel2d", _checked_forward, "CompositeExplicitAutograd")
 _LIBRARY.impl("deform_kernel2d_backward", _checked_backward, "CompositeExplicitAutograd")
-torch.library.register_autograd("dkcls::deform_kernel2d", _backward, setup_context=_setup_context, lib=_LIBRARY)
+torch.library.register_autograd(
+    "dkcls::deform_kernel2d", _backward, setup_context=_setup_context, lib=_LIBRARY
+)
 torch.library.register_autograd("dkcls::deform_kernel2d_backward", _double_backward, lib=_LIBRARY)
 
 
@@ -197,7 +231,11 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         differentiated_again = torch.is_grad_enabled()
-        return _backward(ctx, grad, deform_kernel2d_backward if differentiated_again or _watched() else _run_backward)
+        return _backward(
+            ctx,
+            grad,
+            deform_kernel2d_backward if differentiated_again or _watched() else _run_backward,
+        )
 
 
 def _watched() -> bool:
@@ -207,7 +245,11 @@ def _watched() -> bool:
 
 def call(*arguments):
     """The op, directly where nobody but autograd needs to know of it. Arguments as the op takes them."""
-    if torch.compiler.is_compiling() or _watched() or any(type(t) not in _PLAIN for t in arguments[:4]):
+    if (
+        torch.compiler.is_compiling()
+        or _watched()
+        or any(type(t) not in _PLAIN for t in arguments[:4])
+    ):
         return deform_kernel2d(*arguments)
     return _Direct.apply(*arguments)
 
@@ -216,14 +258,18 @@ _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
 @register_flop_formula(torch.ops.dkcls.deform_kernel2d)
-def _forward_flops(x_shape, weight_shape, ko, io, kernel_size, *args, out_shape=None, **kwargs) -> int:
+def _forward_flops(
+    x_shape, weight_shape, ko, io, kernel_size, *args, out_shape=None, **kwargs
+) -> int:
     """The depthwise convolution's own count, as F.conv2d's; sampling is left out, as in the paper."""
     n, c, ho, wo = out_shape
     return 2 * n * c * ho * wo * kernel_size[0] * kernel_size[1]
 
 
 @register_flop_formula(torch.ops.dkcls.deform_kernel2d_backward)
-def _backward_flops(grad_shape, x_shape, weight_shape, ko, io, kernel_size, *args, out_shape=None, **kwargs) -> int:
+def _backward_flops(
+    grad_shape, x_shape, weight_shape, ko, io, kernel_size, *args, out_shape=None, **kwargs
+) -> int:
     n, c, ho, wo = grad_shape
     needs = args[-1]
     return 2 * n * c * ho * wo * kernel_size[0] * kernel_size[1] * (bool(needs[0]) + bool(needs[1]))

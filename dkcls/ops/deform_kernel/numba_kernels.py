@@ -21,7 +21,19 @@ from dkcls.ops.deform_kernel.numba_locate import (
     SCOPE_INSIDE, SCOPE_LOW, TAP, driver, ends, f32, inlined, locate, offset_row, parallel_driver, scope_steps, scratch, shares,
     worker,
 )  # fmt: skip
-from dkcls.ops.deform_kernel.numba_vector import add, every, fma, leading, load, mul, pointer, splat, store, sub, totals
+from dkcls.ops.deform_kernel.numba_vector import (
+    add,
+    every,
+    fma,
+    leading,
+    load,
+    mul,
+    pointer,
+    splat,
+    store,
+    sub,
+    totals,
+)
 
 # Channels that forward does at once: the more, the fewer times it looks at a tap. AVX-512 has twice the registers for them.
 WIDE, MIDDLE = (64, 32) if get_host_cpu_features().get("avx512vl") else (32, 16)
@@ -73,16 +85,27 @@ class Split(NamedTuple):
 
 @inlined
 def corners(lanes, data, i, down, right):
-    return load(lanes, data, i), load(lanes, data, i + right), load(lanes, data, i + down), load(lanes, data, i + down + right)
+    return (
+        load(lanes, data, i),
+        load(lanes, data, i + right),
+        load(lanes, data, i + down),
+        load(lanes, data, i + down + right),
+    )
 
 
 @inlined
 def weighted(parts, values):
-    return fma(parts[3], values[3], fma(parts[2], values[2], fma(parts[1], values[1], mul(parts[0], values[0]))))
+    return fma(
+        parts[3],
+        values[3],
+        fma(parts[2], values[2], fma(parts[1], values[1], mul(parts[0], values[0]))),
+    )
 
 
 @inlined
-def forward_chunk(lanes, c, sizes, x, weight, kernel_offset, image_offset, out, count, nan, fields, taps):
+def forward_chunk(
+    lanes, c, sizes, x, weight, kernel_offset, image_offset, out, count, nan, fields, taps
+):
     """A few channels of one position: the sum over its taps."""
     size = sizes.padded
     scope_down, scope_right = scope_steps(sizes)
@@ -116,23 +139,70 @@ def forward_row(row, sizes, constants, x, weight, kernel_offset, image_offset, o
     kernel_row, kernel_column = offset_row(kernel_offset, n, oy, sizes, own_fields, 0)
     image_row, image_column = offset_row(image_offset, n, oy, sizes, own_fields, 1)
     for ox in range(sizes.out_width):
-        taps, fields = pointer(own_taps, 0), pointer(own_fields, 0)  # in the loop: numba frees an array after its last use
-        offset_k, offset_i = pointer(kernel_row, ox * kernel_column), pointer(image_row, ox * image_column)
+        taps, fields = (
+            pointer(own_taps, 0),
+            pointer(own_fields, 0),
+        )  # in the loop: numba frees an array after its last use
+        offset_k, offset_i = (
+            pointer(kernel_row, ox * kernel_column),
+            pointer(image_row, ox * image_column),
+        )
         count, nan = locate(oy, ox, sizes, offset_k, offset_i, constants, fields, taps)
         result = pointer(out, (row * sizes.out_width + ox) * channels)
         c = 0
         while c + WIDE <= channels:
-            forward_chunk(every(WIDE), c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps)
+            forward_chunk(
+                every(WIDE),
+                c,
+                sizes,
+                image,
+                weights,
+                offset_k,
+                offset_i,
+                result,
+                count,
+                nan,
+                fields,
+                taps,
+            )
             c += WIDE
         while c + MIDDLE <= channels:
-            forward_chunk(every(MIDDLE), c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps)
+            forward_chunk(
+                every(MIDDLE),
+                c,
+                sizes,
+                image,
+                weights,
+                offset_k,
+                offset_i,
+                result,
+                count,
+                nan,
+                fields,
+                taps,
+            )
             c += MIDDLE
         while c + 8 <= channels:
-            forward_chunk(every(8), c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps)
+            forward_chunk(
+                every(8),
+                c,
+                sizes,
+                image,
+                weights,
+                offset_k,
+                offset_i,
+                result,
+                count,
+                nan,
+                fields,
+                taps,
+            )
             c += 8
         if c < channels:
             rest = leading(8, channels - c)
-            forward_chunk(rest, c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps)
+            forward_chunk(
+                rest, c, sizes, image, weights, offset_k, offset_i, result, count, nan, fields, taps
+            )
 
 
 @worker
@@ -140,7 +210,10 @@ def turn(sizes, weight, entries):
     """The weight, from [*, C, T] to [*, T, C]."""
     channels, count = sizes.channels, sizes.entries
     for kernel in range(sizes.kernels):
-        source, target = pointer(weight, kernel * channels * count), pointer(entries, kernel * channels * count)
+        source, target = (
+            pointer(weight, kernel * channels * count),
+            pointer(entries, kernel * channels * count),
+        )
         for c in range(channels):
             for entry in range(count):
                 target[entry * channels + c] = source[c * count + entry]
@@ -199,7 +272,21 @@ def scatter_chunk(lanes, c, x, grad_x, image, grad_values, sums):
 
 
 @inlined
-def backward_chunk(lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, grad_values, sums):
+def backward_chunk(
+    lanes,
+    c,
+    grad,
+    x,
+    weight,
+    grad_x,
+    grad_weight,
+    grad_kernel,
+    grad_image,
+    scope,
+    image,
+    grad_values,
+    sums,
+):
     """A few channels of one tap at one position. `scope` and `image` are a cell: index, steps down and right, four shares.
 
     Adds to the gradients of x and of the weights; returns, added to `sums`, the gradients of the shares of scope and image.
@@ -264,19 +351,53 @@ def backward_position(
     for k in range(count):
         tap = pointer(taps, k * COLUMNS)
         i = tap[TAP]
-        scope = tap[CELL], scope_down, scope_right, shares(lanes, fields, SCOPE_LOW * size + i, SCOPE_HIGH * size + i)
-        image = tap[PIXEL], tap[DOWN], tap[RIGHT], shares(lanes, fields, IMAGE_LOW * size + i, IMAGE_HIGH * size + i)
+        scope = (
+            tap[CELL],
+            scope_down,
+            scope_right,
+            shares(lanes, fields, SCOPE_LOW * size + i, SCOPE_HIGH * size + i),
+        )
+        image = (
+            tap[PIXEL],
+            tap[DOWN],
+            tap[RIGHT],
+            shares(lanes, fields, IMAGE_LOW * size + i, IMAGE_HIGH * size + i),
+        )
         sums = zeros(lanes), zeros(lanes)
         c = c0
         while c + 8 <= c1:
             sums = backward_chunk(
-                lanes, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, grad_values, sums
+                lanes,
+                c,
+                grad,
+                x,
+                weight,
+                grad_x,
+                grad_weight,
+                grad_kernel,
+                grad_image,
+                scope,
+                image,
+                grad_values,
+                sums,
             )
             c += 8
         if c < c1:
             rest = leading(8, c1 - c)
             sums = backward_chunk(
-                rest, c, grad, x, weight, grad_x, grad_weight, grad_kernel, grad_image, scope, image, grad_values, sums
+                rest,
+                c,
+                grad,
+                x,
+                weight,
+                grad_x,
+                grad_weight,
+                grad_kernel,
+                grad_image,
+                scope,
+                image,
+                grad_values,
+                sums,
             )
         scope_sums, image_sums = sums
         if grad_kernel is not None:  # noqa: SIM102  (numba leaves out a branch on None alone)
@@ -286,7 +407,9 @@ def backward_position(
                     image_sums = scatter_chunk(lanes, c, x, grad_x, image, grad_values, image_sums)
                     c += 8
                 if c < c1:
-                    image_sums = scatter_chunk(leading(8, c1 - c), c, x, grad_x, image, grad_values, image_sums)
+                    image_sums = scatter_chunk(
+                        leading(8, c1 - c), c, x, grad_x, image, grad_values, image_sums
+                    )
 
         if grad_kernel is not None:
             s00, s01, s10, s11 = scope_sums
@@ -300,9 +423,15 @@ def backward_position(
         if grad_image is not None:
             s00, s01, s10, s11 = image_sums
             y0, y1, x0, x1 = ends(lanes, fields, IMAGE_LOW * size + i, IMAGE_HIGH * size + i)
-            in_y0, in_y1, in_x0, in_x1 = ends(lanes, fields, IMAGE_FIRST_INSIDE * size + i, IMAGE_SECOND_INSIDE * size + i)
-            along_y = sub(mul(in_y1, fma(x0, s10, mul(x1, s11))), mul(in_y0, fma(x0, s00, mul(x1, s01))))
-            along_x = sub(mul(in_x1, fma(y0, s01, mul(y1, s11))), mul(in_x0, fma(y0, s00, mul(y1, s10))))
+            in_y0, in_y1, in_x0, in_x1 = ends(
+                lanes, fields, IMAGE_FIRST_INSIDE * size + i, IMAGE_SECOND_INSIDE * size + i
+            )
+            along_y = sub(
+                mul(in_y1, fma(x0, s10, mul(x1, s11))), mul(in_y0, fma(x0, s00, mul(x1, s01)))
+            )
+            along_x = sub(
+                mul(in_x1, fma(y0, s01, mul(y1, s11))), mul(in_x0, fma(y0, s00, mul(y1, s10)))
+            )
             grad_image[i], grad_image[i + 1] = totals(along_y, along_x)
 
 
@@ -339,7 +468,9 @@ def backward_task(
     for entry in range(sizes.entries):
         clear(pointer(grad_weights, entry * channels + c0), c1 - c0)
 
-    for n in range(group * sizes.images // split.groups, (group + 1) * sizes.images // split.groups):
+    for n in range(
+        group * sizes.images // split.groups, (group + 1) * sizes.images // split.groups
+    ):
         first = n * sizes.height * sizes.width * channels
         image, grad_pixels = pointer(x, first), pointer(grad_x, first)
         weights = pointer(weight, (n if sizes.kernels > 1 else 0) * sizes.entries * channels)
@@ -349,7 +480,12 @@ def backward_task(
                 # Rows are cleared just before they are first added to, so that they are in the cache by then.
                 reach = sizes.height
                 if image_offset is None and oy + 1 < sizes.out_height:
-                    below = oy * sizes.stride_y - sizes.padding_y + (sizes.kernel_y - 1) * sizes.dilation_y + 1
+                    below = (
+                        oy * sizes.stride_y
+                        - sizes.padding_y
+                        + (sizes.kernel_y - 1) * sizes.dilation_y
+                        + 1
+                    )
                     reach = max(cleared, min(below, sizes.height))
                 for pixel in range(cleared * sizes.width, reach * sizes.width):
                     clear(pointer(grad_pixels, pixel * channels + c0), c1 - c0)
@@ -358,17 +494,26 @@ def backward_task(
             image_row, image_column = offset_row(image_offset, n, oy, sizes, own_fields, 1)
             for ox in range(sizes.out_width):
                 taps, fields = pointer(own_taps, 0), pointer(own_fields, 0)
-                offset_k, offset_i = pointer(kernel_row, ox * kernel_column), pointer(image_row, ox * image_column)
-                count, _ = locate(oy, ox, sizes, offset_k, offset_i, pointer(constants, 0), fields, taps)
+                offset_k, offset_i = (
+                    pointer(kernel_row, ox * kernel_column),
+                    pointer(image_row, ox * image_column),
+                )
+                count, _ = locate(
+                    oy, ox, sizes, offset_k, offset_i, pointer(constants, 0), fields, taps
+                )
                 position = (n * sizes.out_height + oy) * sizes.out_width + ox
-                at = (block * sizes.images * sizes.out_height * sizes.out_width + position) * sizes.offsets
+                at = (
+                    block * sizes.images * sizes.out_height * sizes.out_width + position
+                ) * sizes.offsets
                 backward_position(
                     sizes, c0, c1, projected, pointer(grad, position * channels), image, weights, grad_pixels, grad_weights,
                     pointer(grad_kernel, at), pointer(grad_image, at), count, fields, taps, pointer(own_values, 0),
                 )  # fmt: skip
             if kernel_offset is not None:  # noqa: SIM102  (numba leaves out a branch on None alone)
                 if projected and split.blocks == 1:
-                    project_row(n * sizes.out_height + oy, sizes, constants, kernel_offset, grad_kernel)
+                    project_row(
+                        n * sizes.out_height + oy, sizes, constants, kernel_offset, grad_kernel
+                    )
 
 
 COLLECTED = 64  # channels

@@ -67,7 +67,11 @@ def compiled(**options):
 
 _INLINED: Any = {"forceinline": True, "no_cpython_wrapper": True}
 # The cache does not tell parallel from serial code: these are functions of different names around the same worker.
-driver, parallel_driver, worker = compiled(), compiled(parallel=True), compiled(no_cpython_wrapper=True)
+driver, parallel_driver, worker = (
+    compiled(),
+    compiled(parallel=True),
+    compiled(no_cpython_wrapper=True),
+)
 inlined = njit(**_OPTIONS, **_INLINED)
 
 f32 = np.float32
@@ -76,7 +80,9 @@ f32 = np.float32
 GRID, LAST, LAST_CELL, DISPLACEMENT = range(4)
 # Rows of the fields of a position, likewise: how much the two ends of the cell count, where they are, whether inside.
 SCOPE_LOW, SCOPE_HIGH, SCOPE_CELL, SCOPE_INSIDE = range(4)
-IMAGE_LOW, IMAGE_HIGH, IMAGE_FIRST, IMAGE_SECOND, IMAGE_FIRST_INSIDE, IMAGE_SECOND_INSIDE = range(4, 10)
+IMAGE_LOW, IMAGE_HIGH, IMAGE_FIRST, IMAGE_SECOND, IMAGE_FIRST_INSIDE, IMAGE_SECOND_INSIDE = range(
+    4, 10
+)
 FIELDS = 10
 # Columns of the list of taps. PIXEL and CELL, the first corners, count from the start of the image and of the weights, DOWN
 # and RIGHT from there to the other corners of the image.
@@ -87,7 +93,9 @@ COLUMNS = 5
 @inlined
 def scratch(sizes):
     """Room for the taps and the fields of a position and, behind the fields, for a row of either kind of offsets."""
-    taps = np.empty((sizes.offsets // 2 + 1) * COLUMNS, np.int64)  # one more: `locate` writes before it counts
+    taps = np.empty(
+        (sizes.offsets // 2 + 1) * COLUMNS, np.int64
+    )  # one more: `locate` writes before it counts
     return taps, np.empty(FIELDS * sizes.padded + 2 * sizes.out_width * sizes.offsets, np.float32)
 
 
@@ -106,7 +114,9 @@ def _offset_row(offset, n, oy, sizes, fields, kind):
             copy = pointer(fields, FIELDS * sizes.padded + kind * sizes.out_width * sizes.offsets)
             for channel in range(sizes.offsets):
                 for ox in range(sizes.out_width):
-                    copy[ox * sizes.offsets + channel] = row[channel * offset.channel + ox * offset.column]
+                    copy[ox * sizes.offsets + channel] = row[
+                        channel * offset.channel + ox * offset.column
+                    ]
             row, column = copy, sizes.offsets
         return row, column
 
@@ -119,7 +129,9 @@ def locate_in_scope(offset, constants, sizes, fields):
     lanes, size = every(8), sizes.padded
     zero, one = splat(lanes, f32(0)), splat(lanes, f32(1))
     for i in range(0, size, 8):
-        u = add(load(leading(8, sizes.offsets - i), offset, i), load(lanes, constants, GRID * size + i))
+        u = add(
+            load(leading(8, sizes.offsets - i), offset, i), load(lanes, constants, GRID * size + i)
+        )
         inside = clamp(u, zero, load(lanes, constants, LAST * size + i))
         cell = clamp(floor(inside), zero, load(lanes, constants, LAST_CELL * size + i))
         fraction = sub(inside, cell)
@@ -134,11 +146,18 @@ def locate_in_image(offset, y, x, constants, sizes, fields):
     """Offsets of all taps of a position, whose first is at (y, x) -> the cell of the image that each reads."""
     lanes, size = every(8), sizes.padded
     zero, one, two = splat(lanes, f32(0)), splat(lanes, f32(1)), splat(lanes, f32(2))
-    first_tap, extent = alternate(lanes, f32(y), f32(x)), alternate(lanes, f32(sizes.height), f32(sizes.width))
+    first_tap, extent = (
+        alternate(lanes, f32(y), f32(x)),
+        alternate(lanes, f32(sizes.height), f32(sizes.width)),
+    )
     last = sub(extent, one)
     for i in range(0, size, 8):
         place = add(first_tap, load(lanes, constants, DISPLACEMENT * size + i))
-        u = clamp(add(load(leading(8, sizes.offsets - i), offset, i), place), sub(zero, two), add(extent, one))
+        u = clamp(
+            add(load(leading(8, sizes.offsets - i), offset, i), place),
+            sub(zero, two),
+            add(extent, one),
+        )
         cell = floor(u)
         fraction = sub(u, cell)
         first_inside = mul(clamp(add(cell, one), zero, one), clamp(sub(extent, cell), zero, one))
@@ -178,12 +197,18 @@ def locate(oy, ox, sizes, kernel_offset, image_offset, constants, fields, taps):
                 inside = 0 <= y < height and 0 <= x < width
                 tap[PIXEL] = (y * width + x) * channels
             else:
-                first, first_inside = pointer(fields, IMAGE_FIRST * size + i), pointer(fields, IMAGE_FIRST_INSIDE * size + i)
+                first, first_inside = (
+                    pointer(fields, IMAGE_FIRST * size + i),
+                    pointer(fields, IMAGE_FIRST_INSIDE * size + i),
+                )
                 second, second_inside = (
                     pointer(fields, IMAGE_SECOND * size + i),
                     pointer(fields, IMAGE_SECOND_INSIDE * size + i),
                 )
-                inside = first_inside[0] + second_inside[0] > 0 and first_inside[1] + second_inside[1] > 0
+                inside = (
+                    first_inside[0] + second_inside[0] > 0
+                    and first_inside[1] + second_inside[1] > 0
+                )
                 top, left = int(first[0]), int(first[1])
                 tap[PIXEL] = (top * width + left) * channels
                 tap[DOWN] = (int(second[0]) - top) * width * channels
@@ -206,7 +231,12 @@ def locate(oy, ox, sizes, kernel_offset, image_offset, constants, fields, taps):
 def ends(lanes, fields, low, high):
     """What two fields say of a tap, of its y and of its x: y0, y1, x0, x1."""
     first, second = pointer(fields, low), pointer(fields, high)
-    return splat(lanes, first[0]), splat(lanes, second[0]), splat(lanes, first[1]), splat(lanes, second[1])
+    return (
+        splat(lanes, first[0]),
+        splat(lanes, second[0]),
+        splat(lanes, first[1]),
+        splat(lanes, second[1]),
+    )
 
 
 @inlined
@@ -214,7 +244,12 @@ def shares(lanes, fields, low, high):
     """How much each corner of a tap's cell counts: 00, 01, 10, 11."""
     first, second = pointer(fields, low), pointer(fields, high)
     y0, y1, x0, x1 = first[0], second[0], first[1], second[1]
-    return splat(lanes, y0 * x0), splat(lanes, y0 * x1), splat(lanes, y1 * x0), splat(lanes, y1 * x1)
+    return (
+        splat(lanes, y0 * x0),
+        splat(lanes, y0 * x1),
+        splat(lanes, y1 * x0),
+        splat(lanes, y1 * x1),
+    )
 
 
 @inlined

@@ -48,7 +48,9 @@ def pointer(typing, start, index):
     None for None.
     """
     if isinstance(start, types.NoneType):
-        return types.none(start, types.int64), lambda context, builder, signature, args: context.get_dummy_value()
+        return types.none(
+            start, types.int64
+        ), lambda context, builder, signature, args: context.get_dummy_value()
 
     def generate(context, builder, signature, args):
         first = args[0]
@@ -58,7 +60,11 @@ def pointer(typing, start, index):
             first = builder.inttoptr(first, context.get_value_type(_POINTER))
         return builder.gep(first, [args[1]])
 
-    kind = types.CPointer(start.dtype) if isinstance(start, (types.Array, types.CPointer)) else _POINTER
+    kind = (
+        types.CPointer(start.dtype)
+        if isinstance(start, (types.Array, types.CPointer))
+        else _POINTER
+    )
     return kind(start, types.int64), generate
 
 
@@ -78,7 +84,9 @@ def leading(typing, width, count):
 
     def generate(context, builder, signature, args):
         lane = _constant(_INT, range(width.literal_value))
-        return builder.icmp_signed("<", lane, _broadcast(builder, builder.trunc(args[1], _INT), width.literal_value))
+        return builder.icmp_signed(
+            "<", lane, _broadcast(builder, builder.trunc(args[1], _INT), width.literal_value)
+        )
 
     return Lanes(width.literal_value, True)(width, types.int64), generate
 
@@ -92,7 +100,12 @@ def load(typing, lanes, data, index):
         kind = place.type.pointee
         if not lanes.partial:
             return builder.load(place, align=4)
-        return _call(builder, f"llvm.masked.load.v{lanes.width}f32.p0", kind, [place, _INT(4), mask, ir.Constant(kind, None)])
+        return _call(
+            builder,
+            f"llvm.masked.load.v{lanes.width}f32.p0",
+            kind,
+            [place, _INT(4), mask, ir.Constant(kind, None)],
+        )
 
     return Vector(lanes.width)(lanes, _POINTER, types.int64), generate
 
@@ -104,7 +117,12 @@ def store(typing, lanes, data, index, vector):
     def generate(context, builder, signature, args):
         mask, place, value = args[0], _place(builder, *args[1:3], lanes.width), args[3]
         if lanes.partial:
-            _call(builder, f"llvm.masked.store.v{lanes.width}f32.p0", ir.VoidType(), [value, place, _INT(4), mask])
+            _call(
+                builder,
+                f"llvm.masked.store.v{lanes.width}f32.p0",
+                ir.VoidType(),
+                [value, place, _INT(4), mask],
+            )
         else:
             builder.store(value, place, align=4)
         return context.get_dummy_value()
@@ -128,7 +146,9 @@ def alternate(typing, lanes, even, odd):
 
     def generate(context, builder, signature, args):
         pair = (_broadcast(builder, number, lanes.width) for number in args[1:])
-        return builder.shuffle_vector(*pair, _constant(_INT, [i + lanes.width * (i % 2) for i in range(lanes.width)]))
+        return builder.shuffle_vector(
+            *pair, _constant(_INT, [i + lanes.width * (i % 2) for i in range(lanes.width)])
+        )
 
     return Vector(lanes.width)(lanes, types.float32, types.float32), generate
 
@@ -178,7 +198,9 @@ def floor(typing, a):
     """floor(a): 0 for NaN, so that it can become an index."""
 
     def generate(context, builder, signature, args):
-        number = builder.select(builder.fcmp_ordered("ord", *args, *args), args[0], ir.Constant(args[0].type, None))
+        number = builder.select(
+            builder.fcmp_ordered("ord", *args, *args), args[0], ir.Constant(args[0].type, None)
+        )
         return _call(builder, f"llvm.floor.v{a.width}f32", number.type, [number])
 
     return a(a), generate
@@ -187,7 +209,9 @@ def floor(typing, a):
 @intrinsic
 def equal(typing, a, b):
     """equal(a, b): 1 where they are, or one of them is NaN; else 0."""
-    return a(a, a), lambda context, builder, signature, args: builder.uitofp(builder.fcmp_unordered("==", *args), args[0].type)
+    return a(a, a), lambda context, builder, signature, args: builder.uitofp(
+        builder.fcmp_unordered("==", *args), args[0].type
+    )
 
 
 @intrinsic
@@ -196,12 +220,22 @@ def totals(typing, a, b):
 
     def generate(context, builder, signature, args):
         half = a.width // 2
-        first, second = ([*range(start, start + half), *range(start + a.width, start + a.width + half)] for start in (0, half))
+        first, second = (
+            [*range(start, start + half), *range(start + a.width, start + a.width + half)]
+            for start in (0, half)
+        )
         # From here on the first half sums a, the second b.
-        sums = builder.fadd(*(builder.shuffle_vector(*args, _constant(_INT, lanes)) for lanes in (first, second)))
+        sums = builder.fadd(
+            *(builder.shuffle_vector(*args, _constant(_INT, lanes)) for lanes in (first, second))
+        )
         step = half // 2
         while step:
-            sums = builder.fadd(sums, builder.shuffle_vector(sums, sums, _constant(_INT, [i ^ step for i in range(a.width)])))
+            sums = builder.fadd(
+                sums,
+                builder.shuffle_vector(
+                    sums, sums, _constant(_INT, [i ^ step for i in range(a.width)])
+                ),
+            )
             step //= 2
         pair = builder.extract_element(sums, _INT(0)), builder.extract_element(sums, _INT(half))
         return context.make_tuple(builder, signature.return_type, pair)
@@ -215,7 +249,9 @@ def _constant(kind, numbers):
 
 def _broadcast(builder, number, width: int):
     undefined = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
-    return builder.shuffle_vector(builder.insert_element(undefined, number, _INT(0)), undefined, _constant(_INT, [0] * width))
+    return builder.shuffle_vector(
+        builder.insert_element(undefined, number, _INT(0)), undefined, _constant(_INT, [0] * width)
+    )
 
 
 def _place(builder, data, index, width: int):

@@ -14,7 +14,9 @@ from dkcls.ops.geometry import Geometry
 from dkcls.ops.interpolation import sampling_matrix
 
 
-def image_corners(coordinates: Sequence[Tensor], height: int, width: int) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+def image_corners(
+    coordinates: Sequence[Tensor], height: int, width: int
+) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """Coordinates -> their fractions (fy, fx) and, for the corners 00, 01, 10, 11, (flat index, whether inside)."""
     y, x = coordinates[0].clamp(-2, height + 1), coordinates[1].clamp(-2, width + 1)
     y0, x0 = y.detach().floor(), x.detach().floor()
@@ -29,7 +31,9 @@ def image_corners(coordinates: Sequence[Tensor], height: int, width: int) -> tup
 def read_corner(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
     """x [N, C, H, W] at flat indices [N, Ho, Wo], zero outside."""
     rows = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
-    return x.flatten(2).gather(2, rows).unflatten(2, index.shape[1:]).masked_fill(~inside[:, None], 0)
+    return (
+        x.flatten(2).gather(2, rows).unflatten(2, index.shape[1:]).masked_fill(~inside[:, None], 0)
+    )
 
 
 def tap_coordinates(image_offset: Tensor, tap: int, geometry: Geometry) -> list[Tensor]:
@@ -45,7 +49,9 @@ def tap_coordinates(image_offset: Tensor, tap: int, geometry: Geometry) -> list[
 def tap_slice(x: Tensor, tap: int, geometry: Geometry) -> tuple[slice, slice]:
     """The rows and columns of the padded input that this tap reads when nothing is deformed."""
     slices = []
-    for a, (k, out) in enumerate(zip(divmod(tap, geometry.kernel_size[1]), geometry.output_size(*x.shape[2:]), strict=True)):
+    for a, (k, out) in enumerate(
+        zip(divmod(tap, geometry.kernel_size[1]), geometry.output_size(*x.shape[2:]), strict=True)
+    ):
         start = k * geometry.dilation[a]
         slices.append(slice(start, start + (out - 1) * geometry.stride[a] + 1, geometry.stride[a]))
     return slices[0], slices[1]
@@ -58,11 +64,16 @@ def tap_value(x: Tensor, image_offset: Tensor | None, tap: int, geometry: Geomet
         return F.pad(x, (pad_x, pad_x, pad_y, pad_y))[:, :, *tap_slice(x, tap, geometry)]
     fy, fx, corners = image_corners(tap_coordinates(image_offset, tap, geometry), *x.shape[2:])
     shares = ((1 - fy) * (1 - fx), (1 - fy) * fx, fy * (1 - fx), fy * fx)
-    terms = [share[:, None] * read_corner(x, *corner) for share, corner in zip(shares, corners, strict=True)]
+    terms = [
+        share[:, None] * read_corner(x, *corner)
+        for share, corner in zip(shares, corners, strict=True)
+    ]
     return terms[0] + terms[1] + terms[2] + terms[3]
 
 
-def tap_weight(weight: Tensor, kernel_offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
+def tap_weight(
+    weight: Tensor, kernel_offset: Tensor | None, tap: int, geometry: Geometry
+) -> Tensor:
     """What this tap weighs it with, [N, C, Ho, Wo] or broadcastable to it.
 
     weight is the scope [C, 1, Sh, Sw] with a kernel_offset [N, 2, Ho, Wo], else the taps' weights [1 or N, C, 1, Kh, Kw].
@@ -70,11 +81,23 @@ def tap_weight(weight: Tensor, kernel_offset: Tensor | None, tap: int, geometry:
     if kernel_offset is None:
         return weight.flatten(2)[:, :, tap, None, None]
     scope = weight.shape[2:]
-    matrix = sampling_matrix(kernel_offset[:, 0], kernel_offset[:, 1], geometry.tap_origin(tap, scope), scope, geometry.clip)
+    matrix = sampling_matrix(
+        kernel_offset[:, 0],
+        kernel_offset[:, 1],
+        geometry.tap_origin(tap, scope),
+        scope,
+        geometry.clip,
+    )
     return (matrix @ weight.flatten(1).t()).permute(0, 3, 1, 2)
 
 
-def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+) -> Tensor:
     """The sum over taps of what is read times what weighs it; half precision is summed in float32."""
     dtype, layout = x.dtype, memory_format(x)
     x, weight, kernel_offset, image_offset = widen(dtype, x, weight, kernel_offset, image_offset)

@@ -126,16 +126,22 @@ def _pin(b, PACK: tl.constexpr):
     if PACK == 0:
         return b
     elif b.dtype == tl.float16:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b], dtype=tl.float16, is_pure=False, pack=2)
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [b], dtype=tl.float16, is_pure=False, pack=2
+        )
     else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b], dtype=tl.bfloat16, is_pure=False, pack=2)
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [b], dtype=tl.bfloat16, is_pure=False, pack=2
+        )
 
 
 @triton.jit
 def _product(a, b, PACK: tl.constexpr):
     """a * b, two at a time; not pure on purpose, or each consumer's layout would compute it again."""
     if PACK == 1:
-        return tl.inline_asm_elementwise("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.float16, is_pure=False, pack=2)
+        return tl.inline_asm_elementwise(
+            "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.float16, is_pure=False, pack=2
+        )
     elif PACK == 2:
         return tl.inline_asm_elementwise(
             "{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }",
@@ -156,7 +162,12 @@ def _widen(v, PACK: tl.constexpr):
     """To float32; a pair of bfloat16 in two instructions where Triton's own unpacking takes three."""
     if PACK == 2:
         return tl.inline_asm_elementwise(
-            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=r,=r,r", [v], dtype=tl.float32, is_pure=True, pack=2
+            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }",
+            "=r,=r,r",
+            [v],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
         )
     else:
         return v.to(tl.float32)
@@ -168,7 +179,18 @@ def _inside(a, size):
 
 
 @triton.jit
-def _positions(tile, m, images, height, width, tiles_y, tiles_x, TH: tl.constexpr, TW: tl.constexpr, BP: tl.constexpr):
+def _positions(
+    tile,
+    m,
+    images,
+    height,
+    width,
+    tiles_y,
+    tiles_x,
+    TH: tl.constexpr,
+    TW: tl.constexpr,
+    BP: tl.constexpr,
+):
     """Place m of a tile -> (first image of the tile, image counted from it, row, column, whether there is such a place).
 
     TW = 0: tiles are BP consecutive positions and may span images, for small images; else they are TH x TW.
@@ -239,7 +261,10 @@ def dot_map_kernel(
     tables = ()
     rows = ()
     for k in tl.static_range(KH * KW):
-        if not FLIP or (_reaches(k // KW, STRIDE_Y, PAD_Y, DIL_Y, RES_Y) and _reaches(k % KW, STRIDE_X, PAD_X, DIL_X, RES_X)):
+        if not FLIP or (
+            _reaches(k // KW, STRIDE_Y, PAD_Y, DIL_Y, RES_Y)
+            and _reaches(k % KW, STRIDE_X, PAD_X, DIL_X, RES_X)
+        ):
             if FLIP:
                 ah = h + (RES_Y + PAD_Y - (k // KW) * DIL_Y) // STRIDE_Y
                 aw = w + (RES_X + PAD_X - (k % KW) * DIL_X) // STRIDE_X
@@ -259,10 +284,14 @@ def dot_map_kernel(
             x = tl.load(at + o_channel).to(tl.float32) + tap_origin(k % KW, KW, SW, STEP_X)
             live = okb & (bh >= 0) & (bh < src_h) & (bw >= 0) & (bw < src_w)
             if not FLIP:
-                live = live | (y != y) | (x != x)  # a NaN offset is heard even where the tap reads padding
+                live = (
+                    live | (y != y) | (x != x)
+                )  # a NaN offset is heard even where the tap reads padding
             y = tl.where(live, clamp_coordinate(y, SH - 1), -8.0)  # no entry is within 1 of -8
             x = clamp_coordinate(x, SW - 1)
-            tables = tables + (_pin(_table_of_owner(_hats(y, TS), _hats(x, TS), TS, BP, tl.float16), PACK),)
+            tables = tables + (
+                _pin(_table_of_owner(_hats(y, TS), _hats(x, TS), TS, BP, tl.float16), PACK),
+            )
             rows = rows + (((n * src_h + _inside(ah, src_h)) * src_w + _inside(aw, src_w)) * C,)
     if FLIP:
         out = (n * dst_h + h * STRIDE_Y + RES_Y) * dst_w + w * STRIDE_X + RES_X
@@ -276,7 +305,11 @@ def dot_map_kernel(
         acc = tl.zeros((BP, 32), tl.float32)
         for k in tl.static_range(len(tables)):
             tap_weight = tl.dot(tables[k], weight)
-            tap_weight = tap_weight.reshape(R, NW, 2, 8, 4, 4, 2).permute(0, 2, 1, 3, 5, 4, 6).reshape(BP, 32)
+            tap_weight = (
+                tap_weight.reshape(R, NW, 2, 8, 4, 4, 2)
+                .permute(0, 2, 1, 3, 5, 4, 6)
+                .reshape(BP, 32)
+            )
             v = tl.load(SRC + rows[k][:, None] + c[None, :])
             acc += _widen(v, PACK) * tap_weight
             if FENCE > 0 and k % FENCE == FENCE - 1 and k < len(tables) - 1:
@@ -310,7 +343,9 @@ def dot_grad_kernel(
     weights = ()
     for j in tl.static_range(CHUNKS):
         weight_grads = weight_grads + (tl.zeros((SS, 32), tl.float32),)
-        weights = weights + (tl.load(WEIGHT + s[:, None] * CP + (cb + j * 32 + tl.arange(0, 32))[None, :]),)
+        weights = weights + (
+            tl.load(WEIGHT + s[:, None] * CP + (cb + j * 32 + tl.arange(0, 32))[None, :]),
+        )
     for t in tl.range(TILES):
         tile = tl.program_id(0) * TILES + t
         first, n, h, w, ok = _positions(tile, m, images, out_h, out_w, tiles_y, tiles_x, TH, TW, BP)
@@ -355,7 +390,12 @@ def dot_grad_kernel(
             to = OFFSET_GRAD + tl.program_id(1).to(tl.int64) * part + at
             tl.store(to, tl.where(live, gy, 0.0), mask=ok)
             tl.store(to + o_channel, tl.where(live, gx, 0.0), mask=ok)
-    to = WEIGHT_GRAD + tl.program_id(0).to(tl.int64) * (SS * CP) + s[:, None] * CP + (cb + tl.arange(0, 32))[None, :]
+    to = (
+        WEIGHT_GRAD
+        + tl.program_id(0).to(tl.int64) * (SS * CP)
+        + s[:, None] * CP
+        + (cb + tl.arange(0, 32))[None, :]
+    )
     for j in tl.static_range(CHUNKS):
         tl.store(to + j * 32, weight_grads[j])
 
@@ -372,7 +412,9 @@ def _neighbours(lines, cell, scope: tl.constexpr):
 
 
 @triton.jit
-def _offset_slopes(table_grad, y, x, SH: tl.constexpr, SW: tl.constexpr, TS: tl.constexpr, BP: tl.constexpr):
+def _offset_slopes(
+    table_grad, y, x, SH: tl.constexpr, SW: tl.constexpr, TS: tl.constexpr, BP: tl.constexpr
+):
     """Gradient to the table [BP, TS*TS padded] -> gradient to (y, x): right-sided at integers, left-sided at the last one.
 
     Only four entries count. (Weighing all of them with the hats that made the table would keep those alive, and spill.)
@@ -437,5 +479,9 @@ def sum_parts_kernel(
     offset = tl.load(OFFSET + i, mask=ok, other=0.0).to(tl.float32)
     uy, _ = scope_axis(offset, tap // KW, KH, SH, STEP_Y)
     ux, _ = scope_axis(offset, tap % KW, KW, SW, STEP_X)
-    grad = tl.where(channel % 2 == 1, clip_grad(grad, ux, SW - 1, PROJECTED), clip_grad(grad, uy, SH - 1, PROJECTED))
+    grad = tl.where(
+        channel % 2 == 1,
+        clip_grad(grad, ux, SW - 1, PROJECTED),
+        clip_grad(grad, uy, SH - 1, PROJECTED),
+    )
     tl.store(OUT + i, grad, mask=ok)

@@ -10,7 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dkcls.ops.deform_kernel.triton_dot import dot_grad_kernel, dot_map_kernel, pack_weight_kernel, sum_parts_kernel
+from dkcls.ops.deform_kernel.triton_dot import (
+    dot_grad_kernel,
+    dot_map_kernel,
+    pack_weight_kernel,
+    sum_parts_kernel,
+)
 from dkcls.ops.geometry import Geometry, make_geometry
 from dkcls.ops.triton_host import architecture, channels_last, dense, interpreting
 from dkcls.ops.triton_support import KernelSpec, launch_options
@@ -66,7 +71,9 @@ def supports(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
 
 def _is_wide(x: Tensor, geometry: Geometry) -> bool:
     height, width = geometry.output_size(*x.shape[2:])
-    return max(x.numel(), x.shape[0] * x.shape[1] * height * width) >= WIDE_FROM  # offsets have fewer channels
+    return (
+        max(x.numel(), x.shape[0] * x.shape[1] * height * width) >= WIDE_FROM
+    )  # offsets have fewer channels
 
 
 def table_side(scope: Sequence[int]) -> int:
@@ -82,7 +89,9 @@ def channel_block(channels: int, config: DotConfig, wide: bool) -> int | None:
 
     A single block may end in a partial chunk, where the configuration has registers for it.
     """
-    limit = config.grad_block // 2 if wide else config.grad_block  # 64-bit indices take the registers of half a block
+    limit = (
+        config.grad_block // 2 if wide else config.grad_block
+    )  # 64-bit indices take the registers of half a block
     if channels <= limit and config.partial and channels >= 32 and channels % 8 == 0:
         return padded(channels)
     blocks = triton.cdiv(channels, limit)
@@ -99,9 +108,22 @@ def tile_shape(height: int, width: int, positions: int) -> tuple[int, int]:
 
 def _geometry_constants(scope: Sequence[int], geometry: Geometry) -> dict[str, Any]:
     sides = {"K": geometry.kernel_size, "S": scope}
-    axes = {"STRIDE": geometry.stride, "PAD": geometry.padding, "DIL": geometry.dilation, "STEP": geometry.step}
-    constants: dict[str, Any] = {f"{name}{axis}": v for name, pair in sides.items() for axis, v in zip("HW", pair, strict=True)}
-    constants |= {f"{name}_{axis}": v for name, pair in axes.items() for axis, v in zip("YX", pair, strict=True)}
+    axes = {
+        "STRIDE": geometry.stride,
+        "PAD": geometry.padding,
+        "DIL": geometry.dilation,
+        "STEP": geometry.step,
+    }
+    constants: dict[str, Any] = {
+        f"{name}{axis}": v
+        for name, pair in sides.items()
+        for axis, v in zip("HW", pair, strict=True)
+    }
+    constants |= {
+        f"{name}_{axis}": v
+        for name, pair in axes.items()
+        for axis, v in zip("YX", pair, strict=True)
+    }
     return constants | {"TS": table_side(scope)}
 
 
@@ -131,7 +153,13 @@ def _map_constants(
 
 
 def _grad_constants(
-    arch: str, dtype: torch.dtype, channels: int, scope: Sequence[int], geometry: Geometry, tiles: int, wide: bool
+    arch: str,
+    dtype: torch.dtype,
+    channels: int,
+    scope: Sequence[int],
+    geometry: Geometry,
+    tiles: int,
+    wide: bool,
 ) -> dict[str, Any]:
     config = CONFIGS[arch, table_side(scope)]
     # the gradients' products need bfloat16's range; the interpreter's product of bfloat16 is wrong
@@ -149,12 +177,23 @@ def _pack_weight(weight: Tensor, dtype: torch.dtype, once: bool) -> Tensor:
     entries = 16 if side == 4 else 32
     packed = torch.empty(entries, padded(c), dtype=dtype, device=weight.device)
     pack_weight_kernel[(padded(c) // 32,)](
-        weight.contiguous(), packed, C=c, CP=padded(c), SH=sh, SW=sw, TS=side, SS=entries, ONCE=once, **launch_options(4)
+        weight.contiguous(),
+        packed,
+        C=c,
+        CP=padded(c),
+        SH=sh,
+        SW=sw,
+        TS=side,
+        SS=entries,
+        ONCE=once,
+        **launch_options(4),
     )
     return packed
 
 
-def _map(src: Tensor, dst: Tensor, weight: Tensor, offset: Tensor, geometry: Geometry, flip: bool) -> None:
+def _map(
+    src: Tensor, dst: Tensor, weight: Tensor, offset: Tensor, geometry: Geometry, flip: bool
+) -> None:
     """dst = the forward of src or, with flip, the input gradient for the output gradient src."""
     arch, scope = architecture(src), weight.shape[2:]
     config = CONFIGS[arch, table_side(scope)]
@@ -162,7 +201,10 @@ def _map(src: Tensor, dst: Tensor, weight: Tensor, offset: Tensor, geometry: Geo
     n, c, dst_h, dst_w = dst.shape
     strides = geometry.stride if flip else (1, 1)
     for residue in product(range(strides[0]), range(strides[1])):
-        height, width = (triton.cdiv(size - r, s) for size, r, s in zip((dst_h, dst_w), residue, strides, strict=True))
+        height, width = (
+            triton.cdiv(size - r, s)
+            for size, r, s in zip((dst_h, dst_w), residue, strides, strict=True)
+        )
         if height <= 0 or width <= 0:
             continue
         tile = tile_shape(height, width, config.map_positions)
@@ -178,10 +220,15 @@ def _map(src: Tensor, dst: Tensor, weight: Tensor, offset: Tensor, geometry: Geo
         )  # fmt: skip
 
 
-def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor, image_offset: None, geometry: Geometry) -> Tensor:
+def forward(
+    x: Tensor, weight: Tensor, kernel_offset: Tensor, image_offset: None, geometry: Geometry
+) -> Tensor:
     x, offset = channels_last(x), dense(kernel_offset)
     out = torch.empty(
-        (*x.shape[:2], *geometry.output_size(*x.shape[2:])), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+        (*x.shape[:2], *geometry.output_size(*x.shape[2:])),
+        dtype=x.dtype,
+        device=x.device,
+        memory_format=torch.channels_last,
     )
     for t in (x, out):
         if 2 * t[0].numel() >= 2**31:
@@ -209,18 +256,26 @@ def backward(
     return input_grad, weight_grad, offset_grad, None
 
 
-def _offset_weight_grad(grad: Tensor, x: Tensor, weight: Tensor, offset: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+def _offset_weight_grad(
+    grad: Tensor, x: Tensor, weight: Tensor, offset: Tensor, geometry: Geometry
+) -> tuple[Tensor, Tensor]:
     arch, scope = architecture(x), weight.shape[2:]
     config = CONFIGS[arch, table_side(scope)]
     n, c, out_h, out_w = grad.shape
     down, across = triton.cdiv(out_h, 8), triton.cdiv(out_w, config.grad_positions // 8)
     tiles_each = min(TILES_PER_PROGRAM, n * down * across)
-    constants = _grad_constants(arch, x.dtype, c, scope, geometry, tiles_each, _is_wide(x, geometry))
+    constants = _grad_constants(
+        arch, x.dtype, c, scope, geometry, tiles_each, _is_wide(x, geometry)
+    )
     parts = constants["CP"] // constants["CB"]
     packed = _pack_weight(weight, torch.float32 if interpreting() else x.dtype, once=True)
     programs = triton.cdiv(n * down * across, tiles_each)
     offset_grad = torch.empty_like(offset)
-    part_grads = offset_grad if parts == 1 else torch.empty(parts * offset.numel(), dtype=torch.float32, device=x.device)
+    part_grads = (
+        offset_grad
+        if parts == 1
+        else torch.empty(parts * offset.numel(), dtype=torch.float32, device=x.device)
+    )
     partial = torch.empty(programs, *packed.shape, dtype=torch.float32, device=x.device)
     dot_grad_kernel[(programs, parts)](
         grad, x, offset, packed, part_grads, partial, n, *x.shape[2:], out_h, out_w, down, across, offset.numel(),
@@ -265,7 +320,12 @@ def map_spec(
     tile = (0, 0) if flat else (8, config.map_positions // 8)
     constants = _map_constants(arch, dtype, channels, (scope, scope), geometry, tile, flip, residue)
     signature = {name: "i32" for name in dot_map_kernel.arg_names if name not in constants}
-    signature |= {"SRC": f"*{_TYPES[dtype]}", "DST": f"*{_TYPES[dtype]}", "OFFSET": f"*{_TYPES[offset]}", "WEIGHT": "*fp16"}
+    signature |= {
+        "SRC": f"*{_TYPES[dtype]}",
+        "DST": f"*{_TYPES[dtype]}",
+        "OFFSET": f"*{_TYPES[offset]}",
+        "WEIGHT": "*fp16",
+    }
     kind = "input gradient" if flip else "forward"
     shape = f"{', flat' if flat else ''}{f', stride {stride}' if stride > 1 else ''}"
     shape += f", residue {residue}" if flip and stride > 1 else ""
@@ -290,10 +350,18 @@ def grad_spec(
     """The offset and weight gradient launch of a 3x3 layer, for compiling without a GPU."""
     config = CONFIGS[arch, table_side((scope, scope))]
     geometry = make_geometry((scope, scope), 3, stride, 1, clip=clip)
-    constants = _grad_constants(arch, dtype, channels, (scope, scope), geometry, TILES_PER_PROGRAM, wide)
+    constants = _grad_constants(
+        arch, dtype, channels, (scope, scope), geometry, TILES_PER_PROGRAM, wide
+    )
     data, parts = f"*{_TYPES[dtype]}", constants["CP"] // constants["CB"]
     signature = {name: "i32" for name in dot_grad_kernel.arg_names if name not in constants}
-    signature |= {"GRAD": data, "X": data, "OFFSET": f"*{_TYPES[offset]}", "WEIGHT": data, "WEIGHT_GRAD": "*fp32"}
+    signature |= {
+        "GRAD": data,
+        "X": data,
+        "OFFSET": f"*{_TYPES[offset]}",
+        "WEIGHT": data,
+        "WEIGHT_GRAD": "*fp32",
+    }
     signature |= {"OFFSET_GRAD": "*fp32" if parts > 1 else f"*{_TYPES[offset]}"}
     details = f"{', projected' if clip == 'projected' else ''}{', 64-bit' if wide else ''}"
     return KernelSpec(
@@ -305,12 +373,45 @@ def grad_spec(
 
 def _helper_specs() -> Iterator[KernelSpec]:
     """Packing the scope, and adding up the parts of an offset gradient."""
-    constants: dict[str, Any] = {"C": 144, "CP": 160, "SH": 4, "SW": 4, "TS": 4, "SS": 16, "ONCE": True}
+    constants: dict[str, Any] = {
+        "C": 144,
+        "CP": 160,
+        "SH": 4,
+        "SW": 4,
+        "TS": 4,
+        "SS": 16,
+        "ONCE": True,
+    }
     signature = {"WEIGHT": "*fp32", "PACKED": "*fp16"}
-    yield KernelSpec("DK packing of the scope, scope 4, fp16", pack_weight_kernel, signature, constants, 4, 16 * 32)
-    constants = {"COUNT": 4, "KH": 3, "KW": 3, "SH": 4, "SW": 4, "STEP_Y": 1.0, "STEP_X": 1.0, "PROJECTED": True, "BLOCK": 1024}
-    signature = {"PARTS": "*fp32", "OFFSET": "*fp32", "OUT": "*fp32", "total": "i32", "inner": "i32"}
-    yield KernelSpec("DK sum of 4 parts of an offset gradient", sum_parts_kernel, signature, constants, 4, 1024)
+    yield KernelSpec(
+        "DK packing of the scope, scope 4, fp16",
+        pack_weight_kernel,
+        signature,
+        constants,
+        4,
+        16 * 32,
+    )
+    constants = {
+        "COUNT": 4,
+        "KH": 3,
+        "KW": 3,
+        "SH": 4,
+        "SW": 4,
+        "STEP_Y": 1.0,
+        "STEP_X": 1.0,
+        "PROJECTED": True,
+        "BLOCK": 1024,
+    }
+    signature = {
+        "PARTS": "*fp32",
+        "OFFSET": "*fp32",
+        "OUT": "*fp32",
+        "total": "i32",
+        "inner": "i32",
+    }
+    yield KernelSpec(
+        "DK sum of 4 parts of an offset gradient", sum_parts_kernel, signature, constants, 4, 1024
+    )
 
 
 def shipped(arch: str) -> Iterator[KernelSpec]:

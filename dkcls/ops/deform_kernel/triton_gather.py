@@ -36,14 +36,22 @@ class Problem:
     @property
     def pointers(self) -> dict[str, str | None]:
         data, offset = f"*{_TYPES[self.dtype]}", "*fp32"
-        names = dict.fromkeys(("src", "dst", "grad", "x", "weight"), data) | {"grad_x": "*fp32", "partial": "*fp32"}
+        names = dict.fromkeys(("src", "dst", "grad", "x", "weight"), data) | {
+            "grad_x": "*fp32",
+            "partial": "*fp32",
+        }
         kernel, image = (offset if self.scope else None), (offset if self.image_offset else None)
         return names | {"kernel_offset": kernel, "image_offset": image}
 
     @property
     def constants(self) -> dict[str, Any]:
         scope = self.scope or (1, 1)
-        return {"geometry": self.geometry, "SCOPE": scope, "PER_IMAGE": self.per_image, "C": self.channels}
+        return {
+            "geometry": self.geometry,
+            "SCOPE": scope,
+            "PER_IMAGE": self.per_image,
+            "C": self.channels,
+        }
 
     @property
     def chunk(self) -> int:
@@ -56,7 +64,12 @@ class Problem:
         return 32 if self.channels * self.dtype.itemsize % 16 == 0 else 8
 
     def describe(self, what: str) -> str:
-        name = {(True, False): "DK", (True, True): "DCN + DK", (False, True): "DCN", (False, False): "global DK"}
+        name = {
+            (True, False): "DK",
+            (True, True): "DCN + DK",
+            (False, True): "DCN",
+            (False, False): "global DK",
+        }
         kind = name[self.scope is not None, self.image_offset]
         scope = f", scope {self.scope[0]}" if self.scope else ""
         stride = f", stride {self.geometry.stride[0]}" if max(self.geometry.stride) > 1 else ""
@@ -64,10 +77,18 @@ class Problem:
 
 
 def _spec(
-    problem: Problem, what: str, fn: Any, constants: dict[str, Any], warps: int, elements: int, **rest: Any
+    problem: Problem,
+    what: str,
+    fn: Any,
+    constants: dict[str, Any],
+    warps: int,
+    elements: int,
+    **rest: Any,
 ) -> KernelSpec:
     constants = {k: v for k, v in (problem.constants | constants).items() if k in fn.arg_names}
-    pointers = {k: v for k, v in (problem.pointers | rest.pop("pointers", {})).items() if k in fn.arg_names}
+    pointers = {
+        k: v for k, v in (problem.pointers | rest.pop("pointers", {})).items() if k in fn.arg_names
+    }
     constants |= {k: None for k, v in pointers.items() if v is None}
     signature = {k: pointers.get(k) or "i32" for k in fn.arg_names if k not in constants}
     if not problem.arch.startswith("sm_") or interpreting():
@@ -102,15 +123,30 @@ def scatter_spec(problem: Problem, ordered: bool) -> KernelSpec:
     tiles = {"ORDERED": ordered, "POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
     name = "input gradient, ordered scatter" if ordered else "input gradient, scatter"
     trips = (1, problem.geometry.taps) if ordered else (problem.geometry.taps,)
-    return _spec(problem, name, kernels.scatter_kernel, tiles, warps, positions * problem.channels // blocks, trips=trips)
+    return _spec(
+        problem,
+        name,
+        kernels.scatter_kernel,
+        tiles,
+        warps,
+        positions * problem.channels // blocks,
+        trips=trips,
+    )
 
 
 @cache
 def offset_grad_spec(problem: Problem, to_kernel: bool, to_image: bool) -> KernelSpec:
-    chunk, positions, both = problem.chunk, problem.positions, problem.scope is not None and problem.image_offset
+    chunk, positions, both = (
+        problem.chunk,
+        problem.positions,
+        problem.scope is not None and problem.image_offset,
+    )
     chunks, blocks = _chunks(problem.channels, chunk, 2 if both else 4)
     tiles = {"POSITIONS": positions, "CHUNK": chunk, "CHUNKS": chunks}
-    names = {"grad_kernel": "*fp32" if to_kernel else None, "grad_image": "*fp32" if to_image else None}
+    names = {
+        "grad_kernel": "*fp32" if to_kernel else None,
+        "grad_image": "*fp32" if to_image else None,
+    }
     return _spec(
         problem, "offset gradient, gather", kernels.offset_grad_kernel, tiles, 4, positions * problem.channels, pointers=names,
         trips=(problem.geometry.taps, blocks) if blocks > 1 else (problem.geometry.taps,), maxnreg=ALL_REGISTERS,
@@ -123,9 +159,16 @@ def scope_grad_spec(problem: Problem) -> KernelSpec:
     stored, full = problem.scope[0] * problem.scope[1], problem.dtype == torch.float32
     block = min((128, 64), key=lambda size: triton.cdiv(problem.channels, size) * size)
     # more entries at once: in float32 they spill, and sm_100 would change to tensor memory, which takes a tile of its own
-    entries = min(max(16, triton.next_power_of_2(stored)), 32 if full or problem.arch == "sm_100" else 128)
+    entries = min(
+        max(16, triton.next_power_of_2(stored)), 32 if full or problem.arch == "sm_100" else 128
+    )
     positions = max(16, problem.positions)
-    elements = 8 * positions * problem.channels // (triton.cdiv(problem.channels, block) * triton.cdiv(stored, entries))
+    elements = (
+        8
+        * positions
+        * problem.channels
+        // (triton.cdiv(problem.channels, block) * triton.cdiv(stored, entries))
+    )
     tiles = {"POSITIONS": positions, "BLOCK": block, "ENTRIES": entries} | _dot_constants(problem)
     warps = 8 if entries > 32 or (full and problem.image_offset and block == 128) else 4
     return _spec(
@@ -136,9 +179,14 @@ def scope_grad_spec(problem: Problem) -> KernelSpec:
 
 def _dot_constants(problem: Problem) -> dict[str, Any]:
     """float32 as three products of tf32 where there is tf32; else bfloat16, whose range the products of gradients need."""
-    if problem.dtype != torch.float32 and not interpreting():  # the interpreter's dot of bfloat16 is wrong
+    if (
+        problem.dtype != torch.float32 and not interpreting()
+    ):  # the interpreter's dot of bfloat16 is wrong
         return {"OPERAND": tl.bfloat16, "PRECISION": None}
-    return {"OPERAND": tl.float32, "PRECISION": "tf32x3" if problem.arch.startswith("sm_") else "ieee"}
+    return {
+        "OPERAND": tl.float32,
+        "PRECISION": "tf32x3" if problem.arch.startswith("sm_") else "ieee",
+    }
 
 
 @cache
@@ -153,14 +201,22 @@ def tap_grad_spec(problem: Problem) -> KernelSpec:
 
 
 def _prepare(
-    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
 ) -> tuple[Problem, dict[str, Any]]:
     """What the kernels are compiled for, and the arguments that they share. x and weight as tables with channels last."""
     kernel_size, stride, padding, dilation, step, clip = geometry
-    static = Geometry(tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), clip)
+    static = Geometry(
+        tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), clip
+    )
     scope = None if kernel_offset is None else (weight.shape[2], weight.shape[3])
     per_image = scope is None and weight.shape[0] > 1
-    problem = Problem(architecture(x), x.dtype, x.shape[1], static, scope, image_offset is not None, per_image)
+    problem = Problem(
+        architecture(x), x.dtype, x.shape[1], static, scope, image_offset is not None, per_image
+    )
     ho, wo = geometry.output_size(x.shape[2], x.shape[3])
     arguments: dict[str, Any] = {
         "x": channels_last(x),
@@ -173,7 +229,9 @@ def _prepare(
         arguments |= dict(zip((f"{name[0]}_{axis}" for axis in "ncyx"), strides, strict=True))
     largest = max(x.shape[1] * max(x.shape[2] * x.shape[3], ho * wo), 2 * geometry.taps * ho * wo)
     if largest >= 2**31:
-        raise ValueError(f"one image, of the input, output or offsets, must have fewer than 2**31 elements, got {largest}")
+        raise ValueError(
+            f"one image, of the input, output or offsets, must have fewer than 2**31 elements, got {largest}"
+        )
     return problem, arguments
 
 
@@ -182,17 +240,30 @@ def _blocks(spec: KernelSpec) -> int:
     return triton.cdiv(spec.constants["C"], spec.constants["CHUNK"] * spec.constants["CHUNKS"])
 
 
-def _map(problem: Problem, arguments: dict[str, Any], src: Tensor, dst: Tensor, flip: bool) -> Tensor:
+def _map(
+    problem: Problem, arguments: dict[str, Any], src: Tensor, dst: Tensor, flip: bool
+) -> Tensor:
     spec = map_spec(problem, flip)
     stride = problem.geometry.stride if flip else (1, 1)
     n, _, ho, wo = dst.shape
-    tiles = triton.cdiv(triton.cdiv(ho, stride[0]) * triton.cdiv(wo, stride[1]), spec.constants["POSITIONS"])
+    tiles = triton.cdiv(
+        triton.cdiv(ho, stride[0]) * triton.cdiv(wo, stride[1]), spec.constants["POSITIONS"]
+    )
     sizes = {"h": src.shape[2], "w": src.shape[3], "ho": ho, "wo": wo, "tiles": tiles}
-    spec.launch((n * stride[0] * stride[1] * tiles, _blocks(spec)), arguments | sizes | {"src": src, "dst": dst})
+    spec.launch(
+        (n * stride[0] * stride[1] * tiles, _blocks(spec)),
+        arguments | sizes | {"src": src, "dst": dst},
+    )
     return dst
 
 
-def forward(x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, geometry: Geometry) -> Tensor:
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    kernel_offset: Tensor | None,
+    image_offset: Tensor | None,
+    geometry: Geometry,
+) -> Tensor:
     problem, arguments = _prepare(x, weight, kernel_offset, image_offset, geometry)
     shape = (*x.shape[:2], arguments["ho"], arguments["wo"])
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -212,11 +283,15 @@ def backward(
     arguments["grad"] = channels_last(grad)
     input_grad = weight_grad = kernel_grad = image_grad = None
     if needs[0] and image_offset is None:
-        input_grad = _map(problem, arguments, arguments["grad"], torch.empty_like(arguments["x"]), flip=True)
+        input_grad = _map(
+            problem, arguments, arguments["grad"], torch.empty_like(arguments["x"]), flip=True
+        )
     elif needs[0]:
         input_grad = _scatter(problem, arguments)
     if needs[1]:
-        weight_grad = (_tap_grad if problem.scope is None else _scope_grad)(problem, arguments).view(weight.shape)
+        weight_grad = (_tap_grad if problem.scope is None else _scope_grad)(
+            problem, arguments
+        ).view(weight.shape)
     if needs[2] or needs[3]:
         kernel_grad, image_grad = _offset_grad(problem, arguments, needs[2], needs[3])
     return input_grad, weight_grad, kernel_grad, image_grad
@@ -247,12 +322,17 @@ def _offset_grad(
 def _scope_grad(problem: Problem, arguments: dict[str, Any]) -> Tensor:
     """[C, Sh*Sw], partial sums added in a fixed order."""
     spec, (entries, channels) = scope_grad_spec(problem), arguments["weight"].shape
-    blocks = triton.cdiv(channels, spec.constants["BLOCK"]), triton.cdiv(entries, spec.constants["ENTRIES"])
+    blocks = (
+        triton.cdiv(channels, spec.constants["BLOCK"]),
+        triton.cdiv(entries, spec.constants["ENTRIES"]),
+    )
     tiles = triton.cdiv(arguments["ho"] * arguments["wo"], spec.constants["POSITIONS"])
     all_tiles = arguments["x"].shape[0] * tiles
     tiles_each = triton.cdiv(all_tiles, max(1, WARPS // (spec.num_warps * blocks[0] * blocks[1])))
     programs = triton.cdiv(all_tiles, tiles_each)
-    partial = torch.empty(programs, entries, channels, dtype=torch.float32, device=arguments["x"].device)
+    partial = torch.empty(
+        programs, entries, channels, dtype=torch.float32, device=arguments["x"].device
+    )
     counts = {"tiles": tiles, "all_tiles": all_tiles, "tiles_each": tiles_each}
     spec.launch((programs, *blocks), arguments | counts | {"partial": partial})
     return partial.sum(0).t().contiguous()
@@ -265,8 +345,13 @@ def _tap_grad(problem: Problem, arguments: dict[str, Any]) -> Tensor:
     tiles = triton.cdiv(arguments["ho"] * arguments["wo"], spec.constants["POSITIONS"])
     tiles_each = triton.cdiv(tiles, max(1, WARPS // (spec.num_warps * n * _blocks(spec))))
     splits = triton.cdiv(tiles, tiles_each)
-    partial = torch.empty(n, splits, taps, channels, dtype=torch.float32, device=arguments["x"].device)
-    spec.launch((n, splits, _blocks(spec)), arguments | {"tiles": tiles, "tiles_each": tiles_each, "partial": partial})
+    partial = torch.empty(
+        n, splits, taps, channels, dtype=torch.float32, device=arguments["x"].device
+    )
+    spec.launch(
+        (n, splits, _blocks(spec)),
+        arguments | {"tiles": tiles, "tiles_each": tiles_each, "partial": partial},
+    )
     grad = partial.sum(1) if problem.per_image else partial.sum((0, 1)).unsqueeze(0)
     return grad.transpose(1, 2).contiguous()
 
@@ -290,7 +375,9 @@ def shipped(arch: str) -> Iterator[KernelSpec]:
     def problem(dtype, scope, image_offset, channels=256, stride=1, clip="hard"):
         geometry = make_geometry((scope or 3,) * 2, 3, stride, 1, clip=clip)
         per_image = scope is None and not image_offset
-        return Problem(arch, dtype, channels, geometry, scope and (scope, scope), image_offset, per_image)
+        return Problem(
+            arch, dtype, channels, geometry, scope and (scope, scope), image_offset, per_image
+        )
 
     for dtype, scope in ((torch.float32, 4), (torch.float16, 9)):
         for kind in product((scope, None), (False, True)):
@@ -303,4 +390,6 @@ def shipped(arch: str) -> Iterator[KernelSpec]:
     yield map_spec(problem(torch.float32, 4, False, channels=64), flip=False)
     for channels in (33, 72):
         yield map_spec(problem(torch.float32, 4, True, channels), flip=False)
-        yield offset_grad_spec(problem(torch.float32, 4, True, channels, clip="projected"), True, True)
+        yield offset_grad_spec(
+            problem(torch.float32, 4, True, channels, clip="projected"), True, True
+        )
