@@ -1,6 +1,9 @@
-"""Evaluates checkpoints: `python eval.py checkpoint=runs/NAME/best.pt`, or several, `checkpoint=[a.pt,b.pt]`.
+"""Evaluate checkpoints.
 
-Network, data set and transforms are in the checkpoint; `python eval.py --help` lists what can be changed.
+    python eval.py checkpoint=runs/NAME/best.pt
+    python eval.py checkpoint=[a.pt,b.pt] split=test
+
+Network, data set and transforms are in the checkpoint; `--help` lists what can be changed.
 """
 
 import sys
@@ -9,9 +12,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from dkcls.cli import eval as output
 from dkcls.config import EvalConfig, register, to_config
 from dkcls.engine import cli, distributed
-from dkcls.tasks import eval_report, evaluate_checkpoint
+from dkcls.engine.evaluate import evaluate
 
 register()
 
@@ -21,18 +25,18 @@ def main(composed: DictConfig) -> None:
     with cli.errors(EvalConfig):
         config, overrides = to_config(composed), HydraConfig.get().overrides.task
         paths = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
-        eval_report.check_confusion(config.confusion, len(paths))
+        output.check_confusion(config.confusion, len(paths))
         with distributed.start(config.device, config.timeout) as world:
-            results = [evaluate_checkpoint(path, config, overrides, world) for path in paths]
+            results = [evaluate(path, config, world, overrides) for path in paths]
             if not world.is_main:
                 return
-        print(eval_report.table(results))
+        print(output.table(results))
         if config.json:
-            eval_report.write_json(config.json, results)
+            output.write_json(config.json, results)
         if config.per_class:
-            eval_report.write_per_class(config.per_class, results)
+            output.write_per_class(config.per_class, results)
         if config.confusion:
-            eval_report.draw_confusion(config.confusion, results[0])
+            output.draw_confusion(config.confusion, results[0])
 
 
 if __name__ == "__main__":

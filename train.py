@@ -1,6 +1,10 @@
-"""Trains a network: `python train.py`, `python train.py experiment=resnet50_dw_local4 data.root=/data/imagenet`.
+"""Train a network.
 
-Overrides are Hydra's, `python train.py --help` lists them; `torchrun --nproc_per_node=8 train.py ...` runs on 8 GPUs.
+    python train.py
+    python train.py experiment=resnet50_dw_local4 data.root=/data/imagenet
+    torchrun --nproc_per_node=8 train.py experiment=resnet50_dw_local4 data.root=/data/imagenet
+
+Overrides are Hydra's; `python train.py --help` lists them.
 """
 
 import os
@@ -13,8 +17,8 @@ from omegaconf import DictConfig
 
 from dkcls.config import asks_for_nothing, register, run_name, to_config
 from dkcls.engine import cli
-from dkcls.engine.run import print_table
-from dkcls.tasks import train
+from dkcls.engine.log import print_table
+from dkcls.engine.run import train
 
 register()
 
@@ -32,7 +36,7 @@ def main(composed: DictConfig) -> None:
 
 
 def show(result: dict[str, Any], run: str) -> None:
-    from dkcls.analysis.curves import plot_curves  # here, because it takes a second
+    from dkcls.report.plots import plot_curves  # here, because it takes a second
 
     curves = plot_curves(f"{run}/metrics.jsonl", f"{run}/curves.png")
     figures = {name.replace("_", " "): value for name, value in result.items() if name != "name"}

@@ -1,7 +1,7 @@
-"""What can be configured: one dataclass per group of configs/, registered as Hydra's schema by `register`.
+"""The config: one dataclass per group of configs/, which `register` makes Hydra's schema.
 
-A misspelt key or a wrong type fails when the config is composed, a value out of range when it is turned into objects. Keys
-in `FREE` may change when a run goes on; all others make another run.
+A misspelt key or a wrong type fails when the config is composed, a value out of range when it is
+turned into objects. Keys in `FREE` may change when a run is resumed; all others make another run.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 PRECISIONS = ("fp32", "bf16", "fp16")
 FREE = frozenset(
     {
-        "name", "out", "resume", "data.root", "data.workers", "data.prefetch", "data.download", "data.bad_limit",
+        "name", "out", "resume",
+        "data.root", "data.workers", "data.prefetch", "data.download", "data.bad_limit",
         "data.worker_restarts",
-        "train.device", "train.dry_run", "train.timeout", "train.max_bad_steps", "train.on_save_error",
-        "train.checkpoint_every", "train.keep", "log.every", "log.tensorboard", "log.images",
+        "train.device", "train.dry_run", "train.timeout", "train.max_bad_steps",
+        "train.on_save_error", "train.checkpoint_every", "train.keep",
+        "log.every", "log.tensorboard", "log.images",
     }
 )  # fmt: skip
 
@@ -32,16 +34,14 @@ ASKS = ("experiment", "model", "model.name", "model.pretrained", "data", "data.n
 class ModelConfig:
     """A network by its name in timm. What is null is left to the network's own default."""
 
-    name: str | None = (
-        None  # ours: resnet50_dw, mobilenetv2_dw, mobilenetv2_nano; any of timm's; null: the checkpoint's
-    )
-    pretrained: str | None = (
-        None  # a checkpoint or .safetensors to start from; rigid weights fit DK networks too
-    )
-    freeze: Any = None  # "backbone", all but the classifier; or the beginnings of names: [conv_stem,bn1,blocks.0]
-    spatial: str | None = (
-        None  # depthwise: rigid, static, global_dk, local_dk, dcn, dcn_local_dk, cond
-    )
+    # ours: resnet50_dw, mobilenetv2_dw, mobilenetv2_nano; any of timm's; null: the checkpoint's
+    name: str | None = None
+    # a checkpoint or .safetensors to start from; rigid weights fit DK networks too
+    pretrained: str | None = None
+    # "backbone", all but the classifier; or the beginnings of names: [conv_stem,bn1,blocks.0]
+    freeze: Any = None
+    # depthwise: rigid, static, global_dk, local_dk, dcn, dcn_local_dk, cond
+    spatial: str | None = None
     pointwise: str | None = None  # 1x1: rigid, global_dk, cond
     scope: int | None = None  # of the depthwise deformable kernels
     pointwise_scope: int | None = None
@@ -52,12 +52,11 @@ class ModelConfig:
     depthwise_gain: float | None = None  # scales the initial depthwise weights
     drop_rate: float | None = None  # dropout before the classifier
     drop_path_rate: float | None = None  # stochastic depth
-    kwargs: dict[str, Any] = field(
-        default_factory=dict
-    )  # further arguments of timm.create_model, as +model.kwargs.NAME=VALUE
+    # further arguments of timm.create_model, as +model.kwargs.NAME=VALUE
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
-        """Of timm.create_model."""
+        """Return the keyword arguments for `timm.create_model`."""
         named = {
             key: value
             for key, value in vars(self).items()
@@ -70,50 +69,43 @@ class ModelConfig:
 class DataConfig:
     """A data set and what is done to its images."""
 
-    name: str | None = (
-        None  # imagefolder, tar, deformed_fashion, synthetic, cifar10, cifar100, fashion_mnist
-    )
+    # imagefolder, tar, deformed_fashion, synthetic, cifar10, cifar100, fashion_mnist
+    name: str | None = None
     root: str | None = None  # the folder with train/ and val/; the embedded sets have none
     image_size: int | None = None  # pixels; null: the set's own (ImageNet: 224)
     crop_ratio: float = 0.875  # evaluation: the part of the shorter side that the centre crop keeps
-    interpolation: str | None = (
-        None  # of resizing: bilinear, bicubic; null: as the pretrained weights have it, else bilinear
-    )
-    mean: list[float] | None = (
-        None  # of the channels, from 0 to 1; null: the pretrained weights', else the data set's
-    )
+    # of resizing: bilinear, bicubic; null: as the pretrained weights have it, else bilinear
+    interpolation: str | None = None
+    # of the channels, from 0 to 1; null: the pretrained weights', else the data set's
+    mean: list[float] | None = None
     std: list[float] | None = None  # what is divided by once the mean is subtracted; null: likewise
-    scale: list[float] = field(
-        default_factory=lambda: [0.08, 1.0]
-    )  # training: share of the area that a crop has
-    ratio: list[float] = field(
-        default_factory=lambda: [3 / 4, 4 / 3]
-    )  # training: aspect ratio of a crop
+    # training: share of the area that a crop has
+    scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
+    # training: aspect ratio of a crop
+    ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
     hflip: float = 0.5  # training: probability
     color_jitter: float = 0.4  # training: brightness, contrast and saturation by up to this share
     rand_augment: str | None = None  # timm's notation, such as rand-m9-mstd0.5
     erase_prob: float = 0.0  # random erasing
     mixup: float = 0.0  # alpha; 0: off
     cutmix: float = 0.0  # alpha; 0: off
-    object_scale: list[float] | None = (
-        None  # deformed_*: sizes of an object, of its own; deformed_fashion: [0.4,1.1]
-    )
+    # deformed_*: sizes of an object, of its own; deformed_fashion: [0.4,1.1]
+    object_scale: list[float] | None = None
     object_rotation: list[float] | None = None  # deformed_*: degrees, [-60,60]
     noise: float | None = None  # deformed_*: standard deviation, 0.1
     clutter: int | None = None  # deformed_fashion: patches of other objects, 0
     objects: list[int] | None = None  # deformed_detection: how many at least and at most
-    length: int | None = (
-        None  # how many images: synthetic 1281167; deformed_*: the first so many of a split
-    )
+    # how many images: synthetic 1281167; deformed_*: the first so many of a split
+    length: int | None = None
     num_classes: int | None = None  # synthetic: 1000
-    bad_rows: str | None = (
-        None  # coco: rows of the annotations that cannot be used: stop (null), or skip them
-    )
+    # coco: rows of the annotations that cannot be used: stop (null), or skip them
+    bad_rows: str | None = None
     download: bool = False  # torchvision's sets
     workers: int = 4  # processes per rank; 0: load in the training process
     prefetch: int = 2  # batches ahead per worker
     bad_limit: float = 0.001  # the run stops when more than this share of the files is bad
-    worker_restarts: int = 3  # how often workers that died, killed for want of memory, are started again; 0: the run stops
+    # how often workers that died, killed for want of memory, are started again; 0: the run stops
+    worker_restarts: int = 3
 
     def __post_init__(self) -> None:
         _check("data.workers", self.workers, self.workers >= 0, "at least 0")
@@ -179,16 +171,14 @@ class DataConfig:
 
 @dataclass
 class OptimConfig:
-    """SGD with momentum. The learning rate is lr, or base_lr for every 256 images of the global batch."""
+    """SGD with momentum. The learning rate is lr, or base_lr per 256 images of the global batch."""
 
     lr: float | None = None  # null: base_lr * train.batch_size / 256
     base_lr: float = 0.1
-    generator_lr: float = (
-        0.01  # multiplier of the learning rate of all offset generators (DK and DCN)
-    )
-    backbone_lr: float = (
-        1.0  # multiplier of the learning rate of all but the classifier, generators among them
-    )
+    # multiplier of the learning rate of all offset generators (DK and DCN)
+    generator_lr: float = 0.01
+    # multiplier of the learning rate of all but the classifier, generators among them
+    backbone_lr: float = 1.0
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 4e-5
@@ -255,28 +245,26 @@ class TrainConfig:
 
     batch_size: int = 256  # over all ranks and accumulation steps
     accumulation: int = 1  # steps of forward and backward per optimiser step
-    eval_batch_size: int | None = (
-        None  # per rank; null: as many images as a training step has on a rank
-    )
+    # per rank; null: as many images as a training step has on a rank
+    eval_batch_size: int | None = None
     eval_every: int = 1  # epochs
     label_smoothing: float = 0.0
-    ema_decay: float | None = (
-        None  # of an exponential moving average of the weights, such as 0.9999
-    )
-    precision: str = "fp32"  # fp32, bf16, fp16 (with loss scaling); auto: bf16 where the device has it, else fp32
+    # of an exponential moving average of the weights, such as 0.9999
+    ema_decay: float | None = None
+    # fp32, bf16, fp16 (with loss scaling); auto: bf16 where the device has it, else fp32
+    precision: str = "fp32"
     channels_last: bool = True
     compile: bool = False  # torch.compile
     sync_bn: bool = False  # batch statistics over all ranks; CUDA only
     freeze_bn: bool = False  # batch norm in evaluation mode throughout
-    deterministic: bool = False  # only deterministic algorithms, on CUDA too; on the CPU runs repeat to the bit anyway
+    # only deterministic algorithms, on CUDA too; on the CPU runs repeat to the bit anyway
+    deterministic: bool = False
     device: str = "auto"  # auto, cpu, cuda
-    checkpoint_every: int = (
-        0  # steps between checkpoints, besides those at the end of every epoch; 0: none
-    )
+    # steps between checkpoints, besides those at the end of every epoch; 0: none
+    checkpoint_every: int = 0
     keep: int = 2  # how many of the newest checkpoints are kept, besides the best
-    max_bad_steps: int = (
-        20  # steps in a row that may be skipped for a loss or gradient that is not finite
-    )
+    # steps in a row that may be skipped for a loss or gradient that is not finite
+    max_bad_steps: int = 20
     on_save_error: str = "stop"  # when a checkpoint cannot be written, a full disk: stop, continue
     timeout: float = 600.0  # seconds that a rank waits for the others
     dry_run: bool = False  # build everything, run one step, say what the whole run would take, stop
@@ -318,15 +306,15 @@ class DetectorConfig:
 
     min_size: int = 800  # pixels: images are resized to this shorter side
     max_size: int = 1333  # but to no longer side than this
-    levels: list[int] | None = (
-        None  # of the network's feature maps, finest first; null: those of strides 4 to 32
-    )
+    # of the network's feature maps, finest first; null: those of strides 4 to 32
+    levels: list[int] | None = None
     fpn_channels: int = 256
     box_channels: int = 1024  # of the box head's hidden layers
-    anchor_sizes: list[float] = field(
-        default_factory=lambda: [32, 64, 128, 256, 512]
-    )  # pixels: one per level, one for its pool
-    proposals: int = 2000  # per image and level before suppression, and per image after it, in training; in evaluation half of it
+    # pixels: one per level, one for its pool
+    anchor_sizes: list[float] = field(default_factory=lambda: [32, 64, 128, 256, 512])
+    # per image and level before suppression, and per image after it, in training; in evaluation
+    # half of it
+    proposals: int = 2000
     box_samples: int = 512  # proposals per image that the box head trains on
     anchor_samples: int = 256  # anchors per image that the proposals train on
     score_threshold: float = 0.05
@@ -415,12 +403,15 @@ class Config:
 
 @dataclass
 class EvalConfig:
-    """What eval.py takes. A checkpoint knows its network and its data; what is given of `data` goes on top."""
+    """The config of eval.py.
 
-    checkpoint: Any = None  # a path, or several as [a,b]; or an exported .safetensors or .onnx; short for model.pretrained
-    model: ModelConfig = field(
-        default_factory=ModelConfig
-    )  # of weights that do not say what they are
+    A checkpoint knows its network and its data; what is given of `data` goes on top.
+    """
+
+    # a path, or several as [a,b]; or an exported .safetensors or .onnx; short for model.pretrained
+    checkpoint: Any = None
+    # of weights that do not say what they are
+    model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     split: str = "val"  # train, val, test
     weights: str = "auto"  # auto: the moving average if there is one; ema, model
@@ -461,7 +452,7 @@ def register() -> None:
 
 
 def to_config(composed: DictConfig) -> Any:
-    """Typed objects, a Config or an EvalConfig, with ranges checked. ValueError says which key is wrong."""
+    """Return typed objects, a Config or an EvalConfig. ValueError says which key is wrong."""
     kind = OmegaConf.get_type(composed) or Config
     valid = set(valid_keys(kind))
     for key, _ in flat(OmegaConf.to_container(composed)):  # type: ignore[arg-type]
@@ -472,7 +463,8 @@ def to_config(composed: DictConfig) -> Any:
 
 def from_dict(values: Mapping[str, Any]) -> Config:
     """The config that `Config.to_dict` came from, as in a checkpoint."""
-    return to_config(OmegaConf.merge(OmegaConf.structured(Config), dict(values)))  # type: ignore[arg-type]
+    merged = OmegaConf.merge(OmegaConf.structured(Config), dict(values))
+    return to_config(merged)  # type: ignore[arg-type]
 
 
 def valid_keys(kind: type = Config) -> list[str]:
@@ -508,7 +500,7 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def asks_for_nothing(words: Iterable[str]) -> bool:
-    """Return whether a command line leaves open what is trained on what: train.py's quickstart is meant."""
+    """Return whether a command line leaves network and data open: the quickstart is meant."""
     return not any("=" in word and word.lstrip("+~").partition("=")[0] in ASKS for word in words)
 
 

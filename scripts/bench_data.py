@@ -1,13 +1,17 @@
-"""Training images per CPU-second on one core, and per second through a DataLoader, against timm's and torchvision's pipelines.
+"""Measure training images per second, against the pipelines of timm and torchvision.
 
-    python scripts/bench_data.py                              # 500 JPEGs of 500x375 made from scikit-learn's two photographs
+    python scripts/bench_data.py                              # 500 JPEGs of 500x375, made here
     python scripts/bench_data.py --root /data/imagenet/train  # the first 500 JPEGs found there
-    python scripts/bench_data.py --names 1300000              # instead: start-up and memory with as many file names
+    python scripts/bench_data.py --names 1300000              # instead: start-up and memory
 
-Every pipeline reads the same files and yields uint8 batches: random crop to 224, flip, and with jitter brightness, contrast and
-saturation; nobody normalises. timm is set to bilinear and to the collation of its prefetcher. All take turns in one process,
-each round in another order. Given are the medians of the rounds and of the ratios within a round, with the lowest and the
-highest. Ours is first compared with PIL's pixels. Run it on an idle machine.
+Rates are per CPU-second on one core, and per second through a DataLoader. With --names, start-up
+and memory are measured with that many file names.
+
+Every pipeline reads the same files and yields uint8 batches: random crop to 224, flip, and with
+jitter brightness, contrast and saturation, but no normalisation. timm is set to bilinear and to the
+collation of its prefetcher. All take turns in one process, in another order each round. Results are
+medians over the rounds, of rates and of ratios within a round, with the lowest and the highest
+ratio. First, our pixels are compared with PIL's. Run it on an idle machine.
 """
 
 import argparse
@@ -34,7 +38,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-from dkcls.data.create import create_dataset
+from dkcls.data.dataset import create_dataset
 from dkcls.data.decode import EncodedImage
 from dkcls.data.loader import create_loader, worker_options
 from dkcls.data.transforms import random_crop_box, resize
@@ -74,7 +78,7 @@ def v2_transform(jitter: float, pil: bool) -> Callable[[Any], Any]:
 
 
 def peers(paths: list[str], jitter: float) -> dict[str, tuple[Dataset, Callable]]:
-    """{name: (data set, collation)}"""
+    """Return {name: (data set, collation)}."""
     options: dict[str, Any] = {
         "color_jitter": jitter or None,
         "auto_augment": None,
@@ -95,7 +99,10 @@ def peers(paths: list[str], jitter: float) -> dict[str, tuple[Dataset, Callable]
 
 
 def make_photographs(root: Path, count: int) -> None:
-    """Random pieces of two photographs, 500x375, stretched, mirrored, and of another brightness each."""
+    """Save random pieces of two photographs as JPEGs of 500x375.
+
+    Each piece is stretched, mirrored or not, and of another brightness.
+    """
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
     generator = np.random.default_rng(0)
     for i in range(count):
@@ -114,7 +121,9 @@ def make_photographs(root: Path, count: int) -> None:
         brightness = generator.uniform(0.8, 1.2)
         folder = root / "train" / str(i % CLASSES)
         folder.mkdir(parents=True, exist_ok=True)
-        piece.point(lambda level, b=brightness: level * b).save(folder / f"{i:05d}.jpg", quality=95)  # type: ignore[misc]
+        piece.point(
+            lambda level, b=brightness: level * b,  # type: ignore[misc]
+        ).save(folder / f"{i:05d}.jpg", quality=95)
 
 
 def link_photographs(root: Path, source: Path, count: int) -> None:
@@ -130,7 +139,7 @@ def link_photographs(root: Path, source: Path, count: int) -> None:
 
 
 def check_pixels(paths: list[str]) -> str:
-    """Our crop and resize against PIL's. A pipeline that computes something else is not timed."""
+    """Compare our crop and resize with PIL's, and exit untimed if they differ too much."""
     worst, means = 0, []
     for seed, path in enumerate(paths[:20]):
         image = EncodedImage(Path(path).read_bytes())
@@ -147,13 +156,14 @@ def check_pixels(paths: list[str]) -> str:
     mean = statistics.fmean(means)
     if worst > 1 or mean > 0.05:
         sys.exit(
-            f"bench_data: pixels differ from PIL's by up to {worst} levels, {mean:.3f} on average; nothing is timed"
+            f"bench_data: pixels differ from PIL's by up to {worst} levels, "
+            f"{mean:.3f} on average; nothing is timed"
         )
     return f"pixels differ from PIL's by at most {worst} level, {mean:.4f} on average"
 
 
 def rounds(runs: dict[str, Callable[[], float]], count: int, title: str) -> dict[str, list[float]]:
-    """Images per second of each run, in each round; the first round is for warming up."""
+    """Return images per second of each run in each round, after one warm-up round."""
     rates: dict[str, list[float]] = {name: [] for name in runs}
     order = list(runs)
     for number in tqdm(range(count + 1), desc=title, leave=False):
@@ -218,7 +228,7 @@ def on_one_core(root: Path, paths: list[str], jitter: float, count: int) -> dict
 def end_to_end(
     root: Path, paths: list[str], jitter: float, workers: int, count: int
 ) -> dict[str, list[float]]:
-    """Wall-clock, with workers that are there already; four passes over the files in each round."""
+    """Measure wall-clock time with workers that are already running, over four passes a round."""
     order = [
         list(range(first, min(first + BATCH, len(paths)))) for first in range(0, len(paths), BATCH)
     ] * 4
@@ -248,13 +258,16 @@ def end_to_end(
 
 
 def private_megabytes(pid: int) -> float:
-    """What a process does not share with others."""
+    """Return the memory that a process shares with no other, in MiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def start_up(root: Path, names: int, workers: int) -> str:
-    """One photograph in 1000 folders under many names: from nothing to the first batch, listed anew and then from the cache."""
+    """Measure the time from nothing to the first batch, listed anew and then from the cache.
+
+    The data is one photograph under many names in 1000 folders.
+    """
     make_photographs(root, 1)
     (photograph,) = root.rglob("*.jpg")
     for label in tqdm(range(1000), desc="names", leave=False):
@@ -279,7 +292,10 @@ def start_up(root: Path, names: int, workers: int) -> str:
     )
     for _ in range(2 * workers):
         next(batches)
-    own = [private_megabytes(worker.pid) for worker in loader._loader._iterator._workers]  # type: ignore[union-attr]
+    own = [
+        private_megabytes(worker.pid)
+        for worker in loader._loader._iterator._workers  # type: ignore[union-attr]
+    ]
     return "\n".join([*lines, f"memory that a worker shares with nobody: {max(own):.0f} MB"])
 
 

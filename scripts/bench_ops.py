@@ -1,16 +1,17 @@
-"""How long each operator takes, forward and forward + backward, as a multiple of the rigid depthwise convolution.
+"""Measure the time of each operator as a multiple of the rigid depthwise convolution's.
 
-    python scripts/bench_ops.py                                      # four shapes on the CPU
-    python scripts/bench_ops.py --device cuda --shapes models        # the layers of ResNet-50-DW and MobileNet-V2
+    python scripts/bench_ops.py                                # four shapes on the CPU
+    python scripts/bench_ops.py --device cuda --shapes models  # R50-DW and MobileNet-V2 layers
     python scripts/bench_ops.py --shapes 8x128x28x28 8x256x56x56s2 --repeats 50 --csv out.csv
 
-An operator is first compared with the float64 reference, outputs and gradients, on a small case and on an image of the shape
-to be timed; a wrong one is not timed, and nothing else either. Then all take turns in one process, forward and forward +
-backward too, each round in another order: what ran before leaves its data in the caches and its threads spinning. What is
-given is the median of the rounds over that of F.conv2d in its faster memory format. Run it on an idle machine.
+Every operator is first compared with the float64 reference, outputs and gradients, on a small case
+and on an image of the shape to be timed; if one is wrong, nothing is timed. Then all operators take
+turns in one process, forward and forward + backward apart, in another order each round: what ran
+before leaves its data in the caches and its threads spinning. The result is the median over the
+rounds, divided by that of F.conv2d in its faster memory format. Run it on an idle machine.
 
-Memory that is freed stays with the process, where the C library can be told so: else some calls, now of one operator and now
-of another, pay for hundreds of page faults.
+Freed memory stays with the process where the C library allows it. Otherwise some calls, now of one
+operator and now of another, would pay for hundreds of page faults.
 """
 
 import argparse
@@ -34,10 +35,10 @@ from torchvision.ops import deform_conv2d
 from tqdm import tqdm
 
 from dkcls.ops import deform_kernel2d
-from dkcls.ops.workloads import WORKLOADS
+from dkcls.ops.inspect import WORKLOADS
 
 SHAPES = ("8x128x28x28", "8x256x56x56s2", "16x40x8x8", "8x512x14x14")
-# Relative error, in norm, of a result that is right: rounding of the inputs of a sum and of its result.
+# Largest relative error, in norm, of a right result: a sum's inputs and its result are rounded.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -59,7 +60,10 @@ class Shape(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """Kernels are 3x3 with padding 1. `offsets` tells which there are: kernel, kernel per image, image."""
+    """An operator with 3x3 kernels and padding 1.
+
+    `offsets` names the offsets that it takes: kernel, kernel per image, image.
+    """
 
     name: str
     function: Callable[..., Tensor]  # (x, weight, kernel_offset, image_offset, stride)
@@ -150,9 +154,14 @@ class Call:
         return [out.detach(), *torch.autograd.grad(out, self.leaves, self.grad)]
 
     def error(self) -> float:
-        """The largest relative error, in norm, of the output and of the gradients."""
+        """Return the largest relative error, in norm, of the output and of the gradients."""
         wide = [None if t is None else t.detach().double().requires_grad_() for t in self.tensors]
-        out = deform_kernel2d(*wide, stride=self.shape.stride, padding=1, backend="reference")  # type: ignore[arg-type]
+        out = deform_kernel2d(
+            *wide,  # type: ignore[arg-type]
+            stride=self.shape.stride,
+            padding=1,
+            backend="reference",
+        )
         expected = [
             out,
             *torch.autograd.grad(out, [t for t in wide if t is not None], self.grad.double()),
@@ -164,14 +173,17 @@ class Call:
         return max(math.inf if math.isnan(error) else error for error in errors)
 
     def bytes(self) -> tuple[int, int]:
-        """What has to move, at least: forward, and forward + backward (both read everything, and write what they make)."""
+        """Return the bytes that have to move at least, in forward and in forward + backward.
+
+        Both read everything and write their results.
+        """
         read = sum(t.nbytes for t in self.leaves)
         forward = read + self.grad.nbytes
         return forward, forward + 2 * read + self.grad.nbytes
 
 
 def check(shapes: list[Shape], device: str, dtype: torch.dtype) -> str | None:
-    """What is wrong with which operator, if anything."""
+    """Return which operator is wrong and by how much, or None."""
     tried = [Shape(2, 40, 7, 6), *(shape._replace(n=1) for shape in shapes)]
     calls = [
         (operator, shape) for shape in dict.fromkeys(tried) for operator in (*RIGID, *OPERATORS)
@@ -179,7 +191,10 @@ def check(shapes: list[Shape], device: str, dtype: torch.dtype) -> str | None:
     for operator, shape in tqdm(calls, desc="checking", unit="case", leave=False):
         error = Call(operator, shape, device, dtype).error()
         if error > TOLERANCE[dtype]:
-            return f"{operator.name} is wrong at {shape} in {dtype}: a relative error of {error:.1e}; nothing is timed"
+            return (
+                f"{operator.name} is wrong at {shape} in {dtype}: "
+                f"a relative error of {error:.1e}; nothing is timed"
+            )
     return None
 
 
@@ -200,7 +215,10 @@ def seconds(function: Callable[[], object], device: str) -> float:
 def medians(
     calls: list[Call], device: str, repeats: int, budget: float, bar: tqdm
 ) -> list[tuple[float, float]]:
-    """Of every call, forward and both, in turns, in random order. One that has used its seconds sits out the rest."""
+    """Return the median seconds of every call, forward and forward + backward.
+
+    Calls take turns in random order. A call that has used its budget of seconds sits out the rest.
+    """
     samples: list[tuple[list[float], list[float]]] = [([], []) for _ in calls]
     ways: list[tuple[Callable[[], object], list[float], tuple[list[float], list[float]]]] = []
     for call, mine in zip(calls, samples, strict=True):
@@ -217,7 +235,11 @@ def medians(
 
 
 def extra_memory(call: Call, device: str) -> float:
-    """Peak of forward + backward beyond inputs, output and gradients, in inputs. On the CPU: of what PyTorch allocates."""
+    """Return the peak memory of forward + backward, as a multiple of the input's size.
+
+    Inputs, output and gradients are left out. On the CPU, the peak is that of PyTorch's
+    allocations.
+    """
     if device == "cpu":
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
         with torch.profiler.profile(
@@ -242,7 +264,7 @@ def extra_memory(call: Call, device: str) -> float:
 def measure(
     shape: Shape, device: str, dtype: torch.dtype, repeats: int, budget: float, bar: tqdm
 ) -> Iterator[dict[str, str]]:
-    """A row per operator."""
+    """Yield a table row per operator."""
     calls = [Call(operator, shape, device, dtype) for operator in (*RIGID, *OPERATORS)]
     times = medians(calls, device, repeats, budget, bar)
     yardstick = [min(times[i][way] for i in range(len(RIGID))) for way in (0, 1)]
@@ -311,7 +333,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc not to give memory back to the system: blocks up to its limit of 32 MB come from the heap, never trimmed."""
+    """Tell glibc not to give memory back to the system.
+
+    Blocks up to its limit of 32 MB come from the heap, which is never trimmed.
+    """
     mmap_threshold, trim_threshold = -3, -1
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(mmap_threshold, 2**25)
@@ -332,7 +357,8 @@ def main() -> int:
         else f"CPU, {torch.get_num_threads()} threads"
     )
     print(
-        f"{where}, {dtype}, torch {torch.__version__}; times over those of F.conv2d, medians of {arguments.repeats} rounds\n"
+        f"{where}, {dtype}, torch {torch.__version__}; "
+        f"times over those of F.conv2d, medians of {arguments.repeats} rounds\n"
     )
     rows: list[dict[str, str]] = []
     with tqdm(

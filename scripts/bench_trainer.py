@@ -1,10 +1,10 @@
-"""What the trainer costs: its steps per second over those of a bare PyTorch loop, same network, same batches.
+"""Measure the trainer's steps per second over those of a bare PyTorch loop.
 
-    python scripts/bench_trainer.py                                     # the embedded default
-    python scripts/bench_trainer.py --steps 20 --rounds 9 experiment=resnet50_dw_local4 data=synthetic train.batch_size=8
+    python scripts/bench_trainer.py  # the embedded default
+    python scripts/bench_trainer.py experiment=resnet50_dw_local4 data=synthetic train.batch_size=8
 
-Both take the same pre-loaded batches of uint8 images; a round times one, then the other, in changing order. Run it on an idle
-machine.
+Both train the same network on the same pre-loaded batches of uint8 images. A round times one, then
+the other, in alternating order. Run it on an idle machine.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def bare_loop(
     batches: list,
     steps: int,
 ) -> None:
-    """What one would write in ten lines."""
+    """Train with the ten lines that one would write by hand."""
     for images, targets in itertools.islice(itertools.cycle(batches), steps):
         loss = F.cross_entropy(model(normalize(images)), targets)
         optimizer.zero_grad()
@@ -82,8 +82,11 @@ def main() -> int:
         ]
         loops = [(trainer_loop, (trainer, batches, arguments.steps))]
         loops += [
-            (bare_loop, (bare.model, bare.optimizer, bare.task.normalize, ready, arguments.steps))
-        ]  # type: ignore
+            (  # type: ignore
+                bare_loop,
+                (bare.model, bare.optimizer, bare.task.normalize, ready, arguments.steps),
+            )
+        ]
         for loop, given in loops:
             loop(*given)  # warm up
         ratios = []
@@ -93,8 +96,9 @@ def main() -> int:
             ratios.append(times["bare_loop"] / times["trainer_loop"])
     low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
     print(
-        f"steps per second, trainer over bare loop: median {middle:.3f}, from {low:.3f} to {high:.3f}, over {arguments.rounds} "
-        f"rounds of {arguments.steps} steps ({config.model.name}, batch {config.train.batch_size}, {world.device.type})"
+        f"steps per second, trainer over bare loop: median {middle:.3f}, "
+        f"from {low:.3f} to {high:.3f}, over {arguments.rounds} rounds of {arguments.steps} steps "
+        f"({config.model.name}, batch {config.train.batch_size}, {world.device.type})"
     )
     return 0
 

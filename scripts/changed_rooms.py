@@ -1,7 +1,7 @@
-"""Prints the folders of tests for what changed since the last commit, or in it if nothing changed since.
+"""Print the test folders for uncommitted changes, or for the last commit if there are none.
 
-A change below dkcls/ROOM/ is tested in tests/ROOM/, if there is such a folder; anything else by the tests of imports
-and configs.
+A change below dkcls/ROOM/ is tested in tests/ROOM/, if there is such a folder; anything else by the
+tests of imports and configs.
 """
 
 import argparse

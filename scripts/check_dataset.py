@@ -1,9 +1,10 @@
-"""Decodes every image of an image folder, of what pack_tar.py made of one, or of COCO: bad files, counts per class, sizes.
+"""Decode every image of a data set, and report bad files, counts per class and sizes.
 
     python scripts/check_dataset.py root=/data/imagenet
     python scripts/check_dataset.py root=/data/imagenet workers=16 output=bad.txt
 
-Ends with 1 if a file is bad.
+The data set is an image folder, the tar shards that pack_tar.py made of one, or COCO. The exit code
+is 1 if a file is bad.
 """
 
 import os
@@ -16,25 +17,25 @@ import numpy as np
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from dkcls.data import coco, create_dataset
-from dkcls.data.base import SPLITS
+from dkcls.data.sets import coco
+from dkcls.data import create_dataset
+from dkcls.data.dataset import SPLITS
 from dkcls.data.check import Report, check
 from dkcls.data.encoded import EncodedFiles
-from dkcls.data.tar import index_path
+from dkcls.data.sets.tar import index_path
 from dkcls.engine import cli
 
 
 @dataclass
 class Arguments:
-    root: Path = (
-        MISSING  # holds train/ and val/, the indices of tar shards, or annotations/ of COCO's kind
-    )
+    # Holds train/ and val/, the indices of tar shards, or annotations/ of COCO's kind.
+    root: Path = MISSING
     workers: int = os.cpu_count() or 1  # processes that decode
     output: Path | None = None  # a file for the list of bad files
 
 
 def splits_of(root: Path) -> dict[str, str]:
-    """{split: kind of data set} of what is there."""
+    """Return {split: kind of data set} for the splits that are there."""
     kinds = {split: "tar" for split in SPLITS if index_path(root, split).is_file()}
     kinds = kinds or {
         split: "coco"
@@ -52,8 +53,9 @@ def describe(dataset: EncodedFiles, report: Report) -> str:
     what = "objects" if isinstance(dataset, coco.CocoDetection) else "images"
     few, many = int(report.counts.argmin()), int(report.counts.argmax())
     lines.append(
-        f"  {dataset.num_classes} classes with {np.median(report.counts):g} {what} in the median, fewest {report.counts[few]} "
-        f"({dataset.class_names[few]}), most {report.counts[many]} ({dataset.class_names[many]})"
+        f"  {dataset.num_classes} classes with {np.median(report.counts):g} {what} in the median, "
+        f"fewest {report.counts[few]} ({dataset.class_names[few]}), "
+        f"most {report.counts[many]} ({dataset.class_names[many]})"
     )
     for side, values in zip(("height", "width"), report.sides[good].T, strict=True):
         if len(values):
@@ -73,13 +75,13 @@ def main(arguments: Arguments) -> int:
     kinds = splits_of(arguments.root)
     if not kinds:
         raise cli.UserError(
-            f"{arguments.root} must hold the folders train and val, tar shards, or COCO's annotations"
+            f"{arguments.root} must hold the folders train and val, tar shards, "
+            "or COCO's annotations"
         )
     messages = []
     for split, kind in kinds.items():
-        options: dict[str, Any] = (
-            {"bad_rows": "skip"} if kind == "coco" else {}
-        )  # counted in a note
+        # Bad rows are counted in a note.
+        options: dict[str, Any] = {"bad_rows": "skip"} if kind == "coco" else {}
         dataset = create_dataset(kind, arguments.root, split, **options)
         assert isinstance(dataset, EncodedFiles)
         with tqdm(total=len(dataset), unit=" images", desc=split) as bar:

@@ -1,7 +1,9 @@
-"""Draws what a detector finds in images of its data set: true boxes dashed, found ones with class and score.
+"""Draw images of a data set with true boxes (dashed), and the boxes that a detector finds.
 
-python scripts/draw_detections.py checkpoint=runs/NAME/best.pt output=detections.png
-python scripts/draw_detections.py checkpoint=[runs/A/best.pt,runs/B/best.pt] split=test images=6 threshold=0.5
+    python scripts/draw_detections.py checkpoint=runs/NAME/best.pt output=detections.png
+    python scripts/draw_detections.py checkpoint=[runs/A/best.pt,runs/B/best.pt] split=val
+
+Found boxes have their class and score.
 """
 
 import sys

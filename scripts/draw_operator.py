@@ -1,6 +1,8 @@
-"""Draws docs/operator.png: a scope, where the taps of a rigid and of two deformed positions read it, and what they read.
+"""Draw docs/operator.png: a scope, where taps read it, and the kernels that they read.
 
-python scripts/draw_operator.py [--output docs/operator.png]
+    python scripts/draw_operator.py [--output docs/operator.png]
+
+There is a rigid position and two deformed ones.
 """
 
 import argparse
@@ -21,13 +23,13 @@ KERNEL, SCOPE = 3, 9
 
 
 def taps() -> torch.Tensor:
-    """[taps, 2]: the grid, (y, x), of a 3x3 kernel that spans a third of the scope."""
+    """Return the grid, (y, x), of a 3x3 kernel that spans a third of the scope, [taps, 2]."""
     axis = torch.tensor(tap_grid(KERNEL, SCOPE, 2.0))
     return torch.cartesian_prod(axis, axis)
 
 
 def offsets(scale: float, angle: float) -> torch.Tensor:
-    """[taps, 2]: what turns and scales the grid about its centre."""
+    """Return the offsets that turn and scale the grid about its centre, [taps, 2]."""
     centred = taps() - (SCOPE - 1) / 2
     turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     return scale * centred @ turn.T - centred
@@ -48,9 +50,8 @@ def main() -> None:
     arguments = parser.parse_args()
     axis = torch.linspace(-1.6, 1.6, SCOPE)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
-    scope = (torch.sin(2.2 * x + 0.5 * y) * torch.exp(-0.35 * (x**2 + y**2)))[
-        None, None
-    ]  # something with a direction
+    # The weights have a direction, so that turning shows.
+    scope = (torch.sin(2.2 * x + 0.5 * y) * torch.exp(-0.35 * (x**2 + y**2)))[None, None]
     positions = {
         "at rest": (offsets(1.0, 0.0), "black"),
         "a small object": (offsets(0.45, 0.0), "tab:green"),

@@ -1,10 +1,11 @@
-"""Does to runs what machines do to them, and says what was lost: nothing, or the exit code is 1.
+"""Inject faults of real machines into runs, and report what was lost.
 
-    python scripts/drill.py                   # every drill, three at a time: a quarter of an hour on two cores
-    python scripts/drill.py short=true        # the short form, minutes
-    python scripts/drill.py only=[hang,kill]  # some of them, by their names
+    python scripts/drill.py                   # every drill, three at a time: 15 minutes on 2 cores
+    python scripts/drill.py short=true        # the short form: minutes
+    python scripts/drill.py only=[hang,kill]  # some drills, by name
 
-Runs are of the real train.py on the embedded data, made small. `seed` chooses what is killed and when.
+The exit code is 1 if anything was lost. Runs are of the real train.py on the embedded data, made
+small. `seed` chooses what is killed and when.
 """
 
 import os
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Read when Python and torch start, here and in all that we start: runs are compared to the bit, and some are killed.
+# Read when Python and torch start, here and in child processes. Runs are compared bit by bit, hence
+# one thread; some are killed, hence no warnings about leaks.
 os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracker"}
 
 from drills import data, files, fuzz, kills, places
@@ -41,7 +43,7 @@ DRILLS: dict[str, Callable[[Lab], Row]] = {
 }
 
 
-# What runs at the same time, each in a thread of its own.
+# Lanes run at the same time, each in its own thread.
 LANES = (
     ("kill", "two_at_once", "signals"),
     ("kill_rank", "hang", "not_finite", "poor_places"),
@@ -86,11 +88,8 @@ def run(name: str, lab: Lab) -> Row:
     started = time.monotonic()
     try:
         row = DRILLS[name](lab)
-    except (
-        OSError,
-        RuntimeError,
-        AssertionError,
-    ) as error:  # a run that hangs, or fails where nothing was done to it
+    except (OSError, RuntimeError, AssertionError) as error:
+        # A run hangs, or fails where nothing was done to it.
         row = Row(name, 1, lost=[str(error)])
     seconds = time.monotonic() - started
     print(
@@ -106,7 +105,8 @@ def run(name: str, lab: Lab) -> Row:
 def table(rows: list[Row]) -> str:
     lines = ["| fault | tried | came out well | lost |", "|---|---|---|---|"]
     lines += [
-        f"| {row.fault} | {row.tried} | {row.recovered} {row.outcome} | {len(row.lost) or 'nothing'} |"
+        f"| {row.fault} | {row.tried} | {row.recovered} {row.outcome} "
+        f"| {len(row.lost) or 'nothing'} |"
         for row in rows
     ]
     return "\n".join(lines)

@@ -1,13 +1,16 @@
-"""Exports a network: python scripts/export.py checkpoint=runs/NAME/best.pt format=onnx
+"""Export a network to safetensors, ONNX, torch.export or AOTInductor.
 
-    format=safetensors   weights that say what they are: eval.py, predict.py and model.pretrained= take them back
-    format=onnx          deformable kernels in standard operators, any number of images; eval.py and predict.py run it too
-    format=torch         the same as a torch.export program, .pt2: needs PyTorch, not dkcls
-    format=aoti          the same compiled for this machine's CPU by AOTInductor, .aoti.pt2: takes a minute and a C++ compiler
+    python scripts/export.py checkpoint=runs/NAME/best.pt format=onnx
 
-The file is compared with the network before it gets its name, and the largest difference of the logits is printed, beside what
-rounding alone does to them. All take images float32 [batch, channels, image_size, image_size], normalised by the mean and std
-that the file's metadata tell.
+    format=safetensors  weights with metadata: for eval.py, predict.py and model.pretrained=
+    format=onnx         standard operators, any batch size: for eval.py and predict.py too
+    format=torch        a torch.export program, .pt2: needs PyTorch, not dkcls
+    format=aoti         the same compiled for this CPU by AOTInductor, .aoti.pt2: takes a minute
+                        and a C++ compiler
+
+The file is compared with the network before it gets its name. The largest difference of the logits
+is printed, beside that of rounding alone. All formats take images as float32 [batch, channels,
+image_size, image_size], normalised by the mean and std of the file's metadata.
 """
 
 import sys
@@ -55,7 +58,8 @@ def main(arguments: Arguments) -> None:
     print(f"{output}: {output.stat().st_size / 2**20:.2f} MiB")
     batches = ", ".join(map(str, BATCHES))
     print(
-        f"largest difference of the logits {difference:.2e} (float32 from float64 {rounding:.2e}), on batches of {batches}"
+        f"largest difference of the logits {difference:.2e} "
+        f"(float32 from float64 {rounding:.2e}), on batches of {batches}"
     )
 
 

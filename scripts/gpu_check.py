@@ -1,4 +1,4 @@
-"""What only a GPU can tell: the `gpu` tests, the benchmark and the kernel report on the device, in one file to send back.
+"""Run what needs a GPU and record it in one file: `gpu` tests, benchmark and kernel report.
 
 python scripts/gpu_check.py [--output gpu_check.txt]
 """
@@ -17,13 +17,15 @@ ROOT = Path(__file__).parents[1]
 
 def device_lines() -> list[str]:
     lines = [
-        f"python {platform.python_version()}, torch {torch.__version__}, triton {triton.__version__}"
+        f"python {platform.python_version()}, torch {torch.__version__}, "
+        f"triton {triton.__version__}"
     ]
     lines += [f"CUDA {torch.version.cuda}, HIP {torch.version.hip}, {platform.platform()}"]
     for i in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(i)
         lines.append(
-            f"device {i}: {p.name}, {p.multi_processor_count} multiprocessors, {p.total_memory / 2**30:.0f} GiB"
+            f"device {i}: {p.name}, {p.multi_processor_count} multiprocessors, "
+            f"{p.total_memory / 2**30:.0f} GiB"
         )
     return lines
 

@@ -1,10 +1,11 @@
-"""What every Triton kernel costs, read off the compiled code: no GPU is needed.
+"""Report the cost of every Triton kernel, from the compiled code: no GPU is needed.
 
     python scripts/kernel_report.py                 # both tables, as in docs/performance.md
     python scripts/kernel_report.py --targets sm_80 --kernels-only
 
-Instructions are those that a thread issues, per output element, loops weighed by their trip counts. The memory roof is what
-a device could do if it only moved each activation and offset once; the share is how much of it the issue slots allow.
+Instructions are those that a thread issues, per output element, with loops weighted by their trip
+counts. The memory roof is what a device could do if it only moved each activation and offset once;
+the share is how much of the roof the issue slots allow.
 """
 
 import argparse
@@ -16,18 +17,19 @@ from dataclasses import dataclass
 import triton
 from tqdm import tqdm
 
-from dkcls.ops import sample_kernel_triton
-from dkcls.ops.deform_kernel import triton_dot_host, triton_gather
-from dkcls.ops.sass import count_instructions
-from dkcls.ops.triton_support import TARGETS, KernelSpec, compile_spec, resources
-from dkcls.ops.workloads import WORKLOADS
+from dkcls.ops.sample_kernel import triton
+from dkcls.ops.deform_kernel.triton import dot, gather
+from dkcls.ops.inspect import count_instructions
+from dkcls.ops.inspect import TARGETS, compile_spec, resources
+from dkcls.ops.triton_launch import KernelSpec
+from dkcls.ops.inspect import WORKLOADS
 
 MMA = ("HMMA", "HGMMA", "UTCHMMA", "QGMMA")
 
 
 @dataclass(frozen=True)
 class Device:
-    """What the memory roof needs to know of a device."""
+    """The numbers of a device that the memory roof needs."""
 
     name: str
     multiprocessors: int
@@ -35,7 +37,10 @@ class Device:
     bytes_per_second: float
 
     def instructions_per_byte(self) -> float:
-        """Thread instructions that its schedulers (four per multiprocessor, 32 lanes) issue while one byte moves."""
+        """Return how many thread instructions the schedulers issue while one byte moves.
+
+        There are four schedulers per multiprocessor, of 32 lanes each.
+        """
         return self.multiprocessors * 4 * 32 * self.gigahertz * 1e9 / self.bytes_per_second
 
 
@@ -62,21 +67,27 @@ def kernel_row(arch: str, spec: KernelSpec) -> str:
         registers, spilled = (
             re.findall(rf"\.{key}:\s+(\d+)", text)[0] for key in ("vgpr_count", "vgpr_spill_count")
         )
-        return f"| {spec.name} | {arch} | {spec.num_warps} | {registers} | {spilled} | {compiled.metadata.shared} | - | - | - |"
+        return (
+            f"| {spec.name} | {arch} | {spec.num_warps} | {registers} | {spilled} "
+            f"| {compiled.metadata.shared} | - | - | - |"
+        )
     used = resources(compiled)
     counts = count_instructions(compiled, spec)
     return (
-        f"| {spec.name} | {arch} | {spec.num_warps} | {used.registers} | {used.stack} | {used.shared} "
-        f"| {counts.per_element:.1f} | {counts.per_element_of(*MMA):.2f} | {counts.per_element_of('ATOM', 'RED'):.2f} |"
+        f"| {spec.name} | {arch} | {spec.num_warps} "
+        f"| {used.registers} | {used.stack} | {used.shared} "
+        f"| {counts.per_element:.1f} | {counts.per_element_of(*MMA):.2f} "
+        f"| {counts.per_element_of('ATOM', 'RED'):.2f} |"
     )
 
 
 def layer_instructions(
     arch: str, channels: int, height: int, width: int, stride: int
 ) -> tuple[float, float, float]:
-    """Instructions per output element of forward, input gradient and the other gradients of local DK, scope 4, batch 64.
+    """Return instructions per output element: forward, input gradient, other gradients.
 
-    Empty places in tiles count: they issue instructions and give nothing.
+    They are those of local DK with scope 4 and batch 64. Positions of a tile that lie outside the
+    output count: they issue instructions and give nothing.
     """
     batch = 64
     out_h, out_w = -(-height // stride), -(-width // stride)
@@ -121,16 +132,15 @@ def workload_rows(arch: str) -> Iterator[str]:
     ):
         forward, backward, gradients = layer_instructions(arch, channels, height, width, stride)
         offsets = 18 * 4 / channels
-        moved = (
-            2 * stride**2 + 2 + offsets
-        )  # half-precision input and output, float32 offsets, per output element
+        # Bytes per output element: half-precision input and output, float32 offsets.
+        moved = 2 * stride**2 + 2 + offsets
         moved_backward = 2 * (2 * stride**2 + 2 + offsets) + 2 * stride**2 + offsets
         both = forward + backward + gradients
         share = min(1.0, device.instructions_per_byte() * moved / forward)
         share_both = min(1.0, device.instructions_per_byte() * (moved + moved_backward) / both)
         yield (
-            f"| {network} | {channels}x{height}x{width} / {stride} | {count} | {device.name} | {forward:.1f} | {both:.1f} "
-            f"| {share:.0%} | {share_both:.0%} |"
+            f"| {network} | {channels}x{height}x{width} / {stride} | {count} | {device.name} "
+            f"| {forward:.1f} | {both:.1f} | {share:.0%} | {share_both:.0%} |"
         )
 
 
@@ -147,7 +157,8 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"triton {triton.__version__}\n")
     print(
-        "| kernel (3x3, float32 offsets) | target | warps | registers | spilled bytes | shared bytes | instructions / element ",
+        "| kernel (3x3, float32 offsets) | target | warps | registers "
+        "| spilled bytes | shared bytes | instructions / element ",
         end="",
     )
     print("| MMA / element | atomics / element |\n|---|---|---|---|---|---|---|---|---|")
@@ -158,7 +169,8 @@ def main() -> None:
         return
     print("\nLocal DK, scope 4, fp16, batch 64; every tap's tile and every gradient counted.\n")
     print(
-        "| network | C x H x W / stride | layers | device | forward | forward + backward | of the memory roof, forward | both |"
+        "| network | C x H x W / stride | layers | device "
+        "| forward | forward + backward | of the memory roof, forward | both |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for arch in (a for a in arguments.targets if a in DEVICES):

@@ -1,12 +1,13 @@
-"""Plants the faults of tests/faults/*.toml in copies of the tree and prints those that no test sees.
+"""Plant the faults of tests/faults/*.toml in copies of the tree; print those that no test sees.
 
     python scripts/mutants.py                    # every room
     python scripts/mutants.py data layers        # two rooms
     python scripts/mutants.py engine_train --only seed
 
-A fault is seen when a test fails, or does not end, with it and passes without it. The tests that a fault names run
-first, then all tests of its room. Results are kept in .mutants/, so a second call runs what is left, and what
-survived before the tests changed. `--fresh` forgets them.
+A fault is seen when a test fails, or does not end, with it and passes without it. The tests that a
+fault names run first, then all tests of its room. Results are kept in .mutants/, so that a second
+call runs only what is left, and what survived before the tests changed. `--fresh` forgets the
+results.
 """
 
 import argparse
@@ -54,7 +55,8 @@ class Fault:
         content = path.read_text()
         if content.count(self.old) != 1:
             sys.exit(
-                f"{self.file} must have this text once, has it {content.count(self.old)} times: {self.old!r}"
+                f"{self.file} must have this text once, "
+                f"has it {content.count(self.old)} times: {self.old!r}"
             )
         path.write_text(content.replace(self.old, self.new))
         return content
@@ -167,7 +169,7 @@ def try_fault(fault: Fault, tree: Path, hinted_only: bool) -> dict[str, object]:
 
 
 class Results:
-    """What is known of each fault, a line of JSON each."""
+    """The results of the faults, a line of JSON each."""
 
     def __init__(self, path: Path, fresh: bool):
         self.path, self.lock = path, threading.Lock()
@@ -237,7 +239,8 @@ def main() -> int:
                 result = try_fault(fault, tree, arguments.hinted)
                 results.add(fault, result)
                 print(
-                    f"{result['by'] or 'SURVIVED'}  {fault.file}: {fault.gives} ({result['seconds']} s)",
+                    f"{result['by'] or 'SURVIVED'}  {fault.file}: "
+                    f"{fault.gives} ({result['seconds']} s)",
                     flush=True,
                 )
             finally:

@@ -1,9 +1,10 @@
-"""Packs an image folder, <root>/<split>/<class>/..., into tar shards with an index, which `data.name=tar` reads.
+"""Pack an image folder into tar shards with an index, which `data.name=tar` reads.
 
     python scripts/pack_tar.py root=/data/imagenet output=/data/imagenet-tar
     python scripts/pack_tar.py root=/data/imagenet output=/data/imagenet-tar splits=[val] shard=5000
 
-Each shard is read back and compared before it gets its name. A run that was interrupted goes on where it stopped.
+The folder is <root>/<split>/<class>/.... Each shard is read back and compared before it gets its
+name. Running the same command again resumes an interrupted run.
 """
 
 import sys
@@ -13,9 +14,9 @@ from pathlib import Path
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from dkcls.data.base import SPLITS
-from dkcls.data.image_folder import ImageFolder
-from dkcls.data.pack import pack_split
+from dkcls.data.dataset import SPLITS
+from dkcls.data.sets.folder import ImageFolder
+from dkcls.data.sets.tar import pack_split
 from dkcls.data.transforms import EvalTransform
 from dkcls.engine import cli
 

@@ -1,11 +1,12 @@
-"""Draws the effective receptive field of a network's last feature map, or of any module, over an image.
+"""Draw the effective receptive field of a feature map over an image.
 
     python scripts/plot_erf.py checkpoint=runs/quickstart/best.pt image=boot.png point=[16,16]
-    python scripts/plot_erf.py model=resnet18 weights=resnet18.safetensors image=photo.jpg point=[320,240] module=layer3
-    python scripts/plot_erf.py model=convnext_atto image=photo.jpg      # any network of timm's, weights drawn at random
+    python scripts/plot_erf.py model=resnet18 weights=w.safetensors image=photo.jpg module=layer3
+    python scripts/plot_erf.py model=convnext_atto image=photo.jpg  # of timm's, random weights
 
-The image is resized, not cropped, so that its shorter side is what the network takes. The field is that of the position that
-looks nearest to the point: the norm of its derivative to each pixel, offsets held.
+The feature map is the network's last, or the output of any module. The image is resized, not
+cropped, so that its shorter side is what the network takes. The field is that of the position that
+looks nearest to the point: the norm of its derivative to each pixel, with offsets held constant.
 """
 
 import sys
@@ -53,7 +54,8 @@ def main(arguments: Arguments) -> None:
     point = arguments.point or [(picture.width - 1) / 2, (picture.height - 1) / 2]
     if len(point) != 2 or not (0 <= point[0] < picture.width and 0 <= point[1] < picture.height):
         raise cli.UserError(
-            f"point must be [x,y] inside the image of {picture.width} x {picture.height}, got {point}"
+            f"point must be [x,y] inside the image of {picture.width} x {picture.height}, "
+            f"got {point}"
         )
     ratio = takes.image_size / min(picture.size)
     resized = picture.resize(
@@ -69,7 +71,12 @@ def main(arguments: Arguments) -> None:
         centres = position_centres(model, images.shape[1:], arguments.module)
         position = nearest_position(centres, [(p + 0.5) * ratio - 0.5 for p in point])
         options = {"module": arguments.module, "projections": arguments.projections}
-        erf = effective_receptive_field(model, images, position, **options)[0]  # type: ignore[arg-type]
+        erf = effective_receptive_field(
+            model,
+            images,
+            position,
+            **options,  # type: ignore[arg-type]
+        )[0]
         reach = theoretical_receptive_field(model, images.shape[1:], position, arguments.module)
     except AssertionError as error:  # timm's word for an image of another size
         raise cli.UserError(
@@ -78,14 +85,17 @@ def main(arguments: Arguments) -> None:
     at = float(centres[1][position[1]]), float(centres[0][position[0]])
     save(draw(pixels.numpy() / 255, erf.numpy(), at), arguments.output)
     print(
-        f"{arguments.output}: position {position} looks at ({at[0]:g}, {at[1]:g}) of {resized.width} x {resized.height} pixels"
+        f"{arguments.output}: position {position} looks at ({at[0]:g}, {at[1]:g}) "
+        f"of {resized.width} x {resized.height} pixels"
     )
     print(
-        f"radius {measures.radius(erf):.1f} pixels, {measures.area(erf):.0f} pixels above 5 % of the largest value, ",
+        f"radius {measures.radius(erf):.1f} pixels, "
+        f"{measures.area(erf):.0f} pixels above 5 % of the largest value, ",
         end="",
     )
     print(
-        f"anisotropy {measures.anisotropy(erf):.2f}; theoretical field: {100 * reach.float().mean():.0f} % of the image"
+        f"anisotropy {measures.anisotropy(erf):.2f}; "
+        f"theoretical field: {100 * reach.float().mean():.0f} % of the image"
     )
 
 
@@ -113,7 +123,7 @@ def read(path: Path, channels: int) -> Image.Image:
 
 
 def draw(image: np.ndarray, erf: np.ndarray, point: tuple[float, float]) -> Figure:
-    """[C, H, W] in 0 to 1, and the field beside it."""
+    """Draw the image, [C, H, W] in 0 to 1, and the field beside it."""
     shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
     height, width = erf.shape
     figure = Figure(figsize=(7.2, 3.6 * height / width), layout="constrained")

@@ -1,10 +1,15 @@
-"""Draws the figures of docs/analysis.md from networks trained on the embedded data, and prints the numbers behind them.
+"""Draw the pictures of docs/analysis.md from networks, and print the metrics behind them.
 
-    python scripts/plot_figures.py checkpoint=[runs/rigid/best.pt,runs/dcn/best.pt,runs/local/best.pt,runs/both/best.pt]
+    python scripts/plot_figures.py checkpoint=[runs/rigid/best.pt,runs/local/best.pt]
     python scripts/plot_figures.py figure=radius checkpoint=[...]
 
-Figures: sizes (ERFs over small, medium and large objects), deformations (the same object, turned, scaled), taps (where they
-read the scope), radius (of ERFs over the objects' scale), dynamics (t-SNE of offsets and routing). Objects: the test split's.
+The networks are trained on the embedded data, and objects are those of its test split. Pictures:
+
+    sizes         ERFs over small, medium and large objects
+    deformations  ERFs over the same object, turned and scaled
+    taps          where taps read the scope
+    radius        the radius of ERFs over the objects' scale
+    dynamics      t-SNE of offsets and routing
 """
 
 import sys
@@ -36,7 +41,7 @@ from dkcls.analysis.tables import markdown_table
 from dkcls.analysis.taps import moves, read_scopes
 from dkcls.config import ModelConfig
 from dkcls.data import Normalize
-from dkcls.data.deformed_fashion import CLASS_NAMES, DeformedFashion
+from dkcls.data.sets.deformed_fashion import CLASS_NAMES, DeformedFashion
 from dkcls.engine import cli
 from dkcls.engine.build import build_dataset
 from dkcls.engine.network import Network, load_network
@@ -57,9 +62,8 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class Arguments:
-    checkpoint: list[str] = (
-        MISSING  # of networks with one layout, [a,b]; each operator at most once
-    )
+    # Of networks with one layout, [a,b]; each operator at most once.
+    checkpoint: list[str] = MISSING
     figure: str = "all"  # or sizes, deformations, taps, radius, dynamics
     output: Path = Path("docs/figures")
     images: int = 1000  # of the test split, for the numbers
@@ -93,8 +97,12 @@ class Study:
 
 def main(arguments: Arguments) -> None:
     figures: dict[str, Callable[[Study], tuple[Figure, Rows]]] = {
-        "sizes": sizes, "deformations": deformations, "taps": taps, "radius": radius, "dynamics": dynamics,
-    }  # fmt: skip
+        "sizes": sizes,
+        "deformations": deformations,
+        "taps": taps,
+        "radius": radius,
+        "dynamics": dynamics,
+    }
     if arguments.figure not in ("all", *figures):
         raise cli.UserError(f"figure must be all, {', '.join(figures)}, got {arguments.figure!r}")
     study = load(arguments.checkpoint, arguments.images)
@@ -113,7 +121,8 @@ def load(paths: Sequence[str], images: int) -> Study:
         spatial = network.run.model.spatial or "rigid"
         if spatial in networks:
             raise cli.UserError(
-                f"{path} and {networks[spatial].path} are both {layer_label(spatial)}; give one of them"
+                f"{path} and {networks[spatial].path} are both {layer_label(spatial)}; "
+                "give one of them"
             )
         networks[spatial] = network
         network.model.eval()
@@ -122,22 +131,32 @@ def load(paths: Sequence[str], images: int) -> Study:
     dataset = build_dataset(network.run.data, "test", network.run.seed)
     if not isinstance(dataset, DeformedFashion):
         raise cli.UserError(
-            f"the figures need networks that were trained on deformed_fashion, got {network.run.data.name}"
+            f"the figures need networks that were trained on deformed_fashion, "
+            f"got {network.run.data.name}"
         )
     ordered = {name: networks[name] for name in (*NAMES, *networks) if name in networks}
     return Study(ordered, dataset, np.arange(min(images, len(dataset))))
 
 
 def sizes(study: Study) -> tuple[Figure, Rows]:
-    return fields_of_probes(study, {
-        name: (study.place(first_of_classes(study.dataset, [CLASS_NAMES.index(SHOWN[name])]), scale, 20.0),
-               study.place(study.indices[:200], scale, study.dataset.factors(study.indices[:200]).rotation))
-        for name, scale in SIZES.items()
-    })  # fmt: skip
+    return fields_of_probes(
+        study,
+        {
+            name: (
+                study.place(
+                    first_of_classes(study.dataset, [CLASS_NAMES.index(SHOWN[name])]), scale, 20.0
+                ),
+                study.place(
+                    study.indices[:200], scale, study.dataset.factors(study.indices[:200]).rotation
+                ),
+            )
+            for name, scale in SIZES.items()
+        },
+    )
 
 
 def fields_of_probes(study: Study, probes: dict[str, tuple[Probe, Probe]]) -> tuple[Figure, Rows]:
-    """One object of each probe drawn, and the numbers of many in a table."""
+    """Draw one object of each probe, and return the metrics of many objects as a table."""
     drawn, table = [], []
     for title, (shown, many) in probes.items():
         fields = {
@@ -145,7 +164,8 @@ def fields_of_probes(study: Study, probes: dict[str, tuple[Probe, Probe]]) -> tu
             for n, network in study.compared().items()
         }
         notes = {
-            name: f"radius {measures.radius(field):.1f}, {100 * measures.share_inside(field, shown.masks[0]):.0f} % inside"
+            name: f"radius {measures.radius(field):.1f}, "
+            f"{100 * measures.share_inside(field, shown.masks[0]):.0f} % inside"
             for name, field in fields.items()
         }
         image, mask = shown.images[0, 0].numpy() / 255, shown.masks[0].numpy()
@@ -192,12 +212,18 @@ def deformations(study: Study) -> tuple[Figure, Rows]:
         still, turned, scaled = fields.values()
         point = placed["as is"][1].look.point
         square = turned_back(still, point, 0)
-        rows.append({
-            "network": layer_label(name),
-            "radius, scaled over as is": float((measures.radius(scaled) / measures.radius(still)).mean()),
-            "similarity to the turned object's ERF": cosine(square, turned_back(turned, point, 0)),
-            "the same, turned back": cosine(square, turned_back(turned, point, 1)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "network": layer_label(name),
+                "radius, scaled over as is": float(
+                    (measures.radius(scaled) / measures.radius(still)).mean()
+                ),
+                "similarity to the turned object's ERF": cosine(
+                    square, turned_back(turned, point, 0)
+                ),
+                "the same, turned back": cosine(square, turned_back(turned, point, 1)),
+            }
+        )
     return figure, rows
 
 
@@ -216,9 +242,8 @@ def taps(study: Study) -> tuple[Figure, Rows]:
     many = read_scopes(
         model, study.normalized(study.dataset.load(study.indices[:200]).batch.images)
     )
-    by_size = {
-        scope.places.shape[-1]: scope for scope in shown
-    }  # the last layer of each resolution
+    # The last layer of each resolution.
+    by_size = {scope.places.shape[-1]: scope for scope in shown}
     images = {f"a {size} object": image[0, 0].numpy() / 255 for size, image in pair.items()}
     return taps_over_images(images, list(by_size.values()), many), [
         {"layer": scope.name} | moves(scope) for scope in many
@@ -240,10 +265,15 @@ def radius(study: Study) -> tuple[Figure, Rows]:
             radii.setdefault(depth, {})[layer_label(name)] = values
             correlations.setdefault(depth, {})[layer_label(name)] = r
             slope = float(np.polyfit(np.log2(factors.scale), values, 1)[0])
-            rows.append({
-                "depth": depth, "network": layer_label(name), "mean radius": float(values.mean()),
-                "correlation with log scale": r, "pixels per doubling": slope,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "depth": depth,
+                    "network": layer_label(name),
+                    "mean radius": float(values.mean()),
+                    "correlation with log scale": r,
+                    "pixels per doubling": slope,
+                }
+            )
     return radius_over_scale(factors.scale, radii, correlations), rows
 
 
@@ -289,7 +319,8 @@ def panel(title: str, values: np.ndarray, explained: Explained) -> Cloud:
     return Cloud(
         title,
         embed(values),
-        f"{100 * explained.class_share:.0f} % of variance, accuracy {100 * explained.class_accuracy:.0f} %",
+        f"{100 * explained.class_share:.0f} % of variance, "
+        f"accuracy {100 * explained.class_accuracy:.0f} %",
         f"{100 * explained.scale_share:.0f} % of variance, R2 {explained.scale_r2:.2f}",
     )
 

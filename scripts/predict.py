@@ -1,11 +1,12 @@
-"""What a network sees in images: the likeliest classes of each, with their probabilities.
+"""Predict the likeliest classes of images, with their probabilities.
 
     python scripts/predict.py checkpoint=runs/NAME/best.pt images=photos/
-    python scripts/predict.py checkpoint=runs/NAME/best.pt images=[a.jpg,b.png] top=3 format=json output=out.json
-    find photos -name '*.jpg' | python scripts/predict.py checkpoint=runs/NAME/best.pt images=- format=csv
+    python scripts/predict.py checkpoint=runs/NAME/best.pt images=[a.jpg,b.png] top=3 format=json
+    find photos -name '*.jpg' | python scripts/predict.py checkpoint=best.pt images=- format=csv
 
-Files that cannot be read are named on stderr, the rest is done, and the exit code is 1. Images are cut and normalised as in
-the evaluation of the network. Checkpoints, exported .safetensors and .onnx, or model.name=NAME model.pretrained=FILE.
+Files that cannot be read are named on stderr; the others are still predicted, and the exit code is
+1. Images are cropped and normalised as in the evaluation of the network. The network is a
+checkpoint, an exported .safetensors or .onnx file, or model.name=NAME model.pretrained=FILE.
 """
 
 import csv

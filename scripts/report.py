@@ -1,10 +1,10 @@
-"""Writes one HTML page about a run or a sweep, to be read anywhere: results, curves, receptive fields, dynamics, config.
+"""Write one HTML page about a run or a sweep: results, curves, ERFs, dynamics and config.
 
     python scripts/report.py run=runs/quickstart
-    python scripts/report.py run=runs/scopes                      # every finished run in a folder, such as a sweep's
+    python scripts/report.py run=runs/scopes  # every finished run in a folder, such as a sweep's
     python scripts/report.py run=[runs/a,runs/b] output=ab.html
 
-Networks are looked into for the best six settings, one run of each.
+Only the networks of the best six settings are looked into, one run of each.
 """
 
 import sys
@@ -39,11 +39,21 @@ from dkcls.engine.runs import (
 
 MOST = 6  # settings whose networks are looked into
 FIGURES = {"top1": "top-1, %", "top5": "top-5, %", "loss": "loss"}
-RESULTS = """On validation images: the share that the network names right (top-1), the share for which the right name is among
-its five best guesses (top-5), and the loss, lower is better."""
-SPREAD = """± is the standard deviation over runs that differ in their random seed alone; a difference below it may be chance."""
-SCOPES = """A deformable kernel reads its small kernel from a larger square of weights, the scope. A larger scope leaves it
-more room to adapt. Dots are single runs, lines their means, bars standard deviations; dashed lines have no scope."""
+RESULTS = (
+    "On validation images: the share that the network names right (top-1), the share for which "
+    "the right name is among\n"
+    "its five best guesses (top-5), and the loss, lower is better."
+)
+SPREAD = (
+    "± is the standard deviation over runs that differ in their random seed alone; "
+    "a difference below it may be chance."
+)
+SCOPES = (
+    "A deformable kernel reads its small kernel from a larger square of weights, the scope. "
+    "A larger scope leaves it\n"
+    "more room to adapt. Dots are single runs, lines their means, bars standard deviations; "
+    "dashed lines have no scope."
+)
 
 
 @dataclass
@@ -78,7 +88,7 @@ def mean_top1(group: Group) -> float:
 
 
 def label(group: Group, *without: str) -> str:
-    """The operator by its usual name, then what else sets the group apart, some keys left out."""
+    """Return the operator's usual name and the group's other settings, without some keys."""
     if not group.settings:
         return group.runs[0].path.name
     spatial = group.runs[0].config["model.spatial"]
@@ -104,15 +114,18 @@ def title(groups: Sequence[Group]) -> str:
 def lead(groups: Sequence[Group], best: Group) -> str:
     config, count = best.runs[0].config, sum(len(group.runs) for group in groups)
     what = "One network" if count == 1 else f"{count} networks, in {len(groups)} settings,"
-    words = f"{what} of the kind {config['model.name']} learnt to name what is in the images of {config['data.name']}. "
+    words = (
+        f"{what} of the kind {config['model.name']} learnt to name "
+        f"what is in the images of {config['data.name']}. "
+    )
     if len(groups) == 1:
-        return (
-            words
-            + f"{mean_top1(best):.1f} % of the validation images, which were never trained on, get the right name."
+        return words + (
+            f"{mean_top1(best):.1f} % of the validation images, which were never trained on, "
+            "get the right name."
         )
-    return (
-        words
-        + f"With the best setting, {label(best)}, {mean_top1(best):.1f} % of the validation images get the right name."
+    return words + (
+        f"With the best setting, {label(best)}, "
+        f"{mean_top1(best):.1f} % of the validation images get the right name."
     )
 
 
@@ -144,7 +157,7 @@ def results(groups: Sequence[Group], best: Group) -> Section:
 
 
 def scopes(groups: Sequence[Group]) -> Section | None:
-    """Accuracy over the scope, if several scopes were tried."""
+    """Draw accuracy over the scope, if several scopes were tried."""
     series, baselines = over_scopes(groups, lambda group: label(group, SCOPE))
     if max(map(len, series.values()), default=0) < 2:
         return None
@@ -163,7 +176,7 @@ def scopes(groups: Sequence[Group]) -> Section | None:
 
 
 def networks(groups: Sequence[Group]) -> list[Section | None]:
-    """What the network of each group's first run does, or why it cannot be told."""
+    """Look into the network of each group's first run, or say why that is not possible."""
     subjects = []
     try:
         for group in groups:

@@ -1,11 +1,13 @@
-"""The paper's rows at small scale: trained on the embedded data with paired seeds and fair controls, then tables and plots.
+"""Reproduce the paper's rows at small scale, with paired seeds and fair controls.
 
-    python scripts/reproduce.py                          # all of it, as many runs at once as there are cores
+    python scripts/reproduce.py                          # everything, one run per core at a time
     python scripts/reproduce.py studies=[main] seeds=[0]
-    python scripts/reproduce.py train=false              # tables and plots of what is there
+    python scripts/reproduce.py train=false              # tables and plots of finished runs
 
-The same command goes on where it stopped. What was chosen (learning rate, initial gain, multipliers of the generators) was
-chosen on the validation split with other seeds, in the study `tuning`. The test split is used once, on finished networks.
+Networks are trained on the embedded data, then tables and plots are made. Running the same command
+again resumes it. Learning rate, initial gain and multipliers of the generators were chosen on the
+validation split with other seeds, in the study `tuning`. The test split is used once, on finished
+networks.
 """
 
 import json
@@ -23,7 +25,7 @@ from dkcls.analysis.paired import compare
 from dkcls.analysis.plots import plot_factors, plot_gains, plot_sweep
 from dkcls.classification import Classification
 from dkcls.config import DataConfig, ModelConfig
-from dkcls.data.deformed_fashion import DeformedFashion
+from dkcls.data.sets.deformed_fashion import DeformedFashion
 from dkcls.engine import cli
 from dkcls.engine.build import build_dataset
 from dkcls.engine.checkpoint import write_atomically
@@ -41,7 +43,8 @@ from dkcls.tasks.study import (
 )
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-# Beyond the 0.4 to 1.1 and the 60 degrees of training: four bins of scale are inside and three on either side.
+# Edges go beyond the 0.4 to 1.1 and the 60 degrees of training: of the bins of scale, four are
+# inside and three on either side.
 SCALES = 0.4 * (1.1 / 0.4) ** (np.arange(-3, 8) / 4)
 ROTATIONS = np.arange(0, 181, 30.0)
 RANGES = (  # what it is called, and which bins it has
@@ -167,7 +170,8 @@ def tuned(
     )
 
 
-# In two rounds: around a learning rate of 0.2 and a gain of 0.1, then at the gain that was best over rigid and local.
+# Two rounds: around a learning rate of 0.2 and a gain of 0.1, then at the gain that was best over
+# rigid and local.
 DCN_MODEL = {"spatial": "dcn"}
 TUNING = (
     tuned("rigid", "rigid", {}),
@@ -238,9 +242,8 @@ class Arguments:
     out: Path = Path("runs/reproduce")  # the runs; tables and plots go to OUT/report
     studies: list[str] = field(default_factory=lambda: list(STUDIES))
     rows: list[str] = field(default_factory=list)  # only these networks
-    seeds: list[int] = field(
-        default_factory=list
-    )  # none: 0 to 4; 0 to 2 for the ablation, 100 and 101 for tuning
+    # None: 0 to 4; 0 to 2 for the ablation, 100 and 101 for tuning.
+    seeds: list[int] = field(default_factory=list)
     jobs: int = 0  # at once; 0: one per core
     overrides: list[str] = field(default_factory=list)  # of every run, such as train.device=cuda
     train: bool = True  # false: only tables and plots
@@ -260,7 +263,7 @@ def main(arguments: Arguments) -> None:
 
 
 def test_once(run: Path, cpu_seconds: float | None) -> None:
-    """Writes test.json beside a run's result, if it is not there."""
+    """Write test.json beside a run's result, unless it is there."""
     file = run / "test.json"
     if file.exists():
         return
@@ -276,7 +279,7 @@ def test_once(run: Path, cpu_seconds: float | None) -> None:
 
 @torch.inference_mode()
 def hits(model: torch.nn.Module, data: DataConfig) -> np.ndarray:
-    """Of each test image, whether the network is right."""
+    """Return for each test image whether the network is right."""
     dataset = build_dataset(data, "test", 0)
     task = Classification(dataset.mean, dataset.std, dataset.num_classes, torch.device("cpu"))
     right = []
@@ -290,7 +293,7 @@ def hits(model: torch.nn.Module, data: DataConfig) -> np.ndarray:
 def by_factor(
     model: torch.nn.Module, data: DataConfig, factor: str, edges: np.ndarray
 ) -> list[float]:
-    """Percent right in each bin of the factor's size."""
+    """Return the percentage of right images in each bin of the factor's size."""
     dataset = build_dataset(data, "test", 0)
     assert isinstance(dataset, DeformedFashion)
     values = np.abs(getattr(dataset.factors(np.arange(len(dataset))), factor))
@@ -325,9 +328,11 @@ def report(arguments: Arguments) -> None:
     }
     controls = [r.label for r in MAIN[:5]]
     plot_gains(
-        {label: values for label, values in gains.items() if label != "rigid"}, folder / "gains.png",
-        xlabel="test top-1 over that of rigid, points", controls=controls,
-    )  # fmt: skip
+        {label: values for label, values in gains.items() if label != "rigid"},
+        folder / "gains.png",
+        xlabel="test top-1 over that of rigid, points",
+        controls=controls,
+    )
     test = {name: network.values("test") for name, network in networks.items()}
     baselines = {
         networks[name].row.label: test[name] for name in ("rigid", "static4") if name in test
@@ -349,9 +354,13 @@ def report(arguments: Arguments) -> None:
         if f"{kind}4" in test
     }
     plot_sweep(
-        multipliers, folder / "multiplier.png", xlabel="learning rate of the generators, of the network's",
-        ylabel="test top-1, %", baselines=baselines, logarithmic=True,
-    )  # fmt: skip
+        multipliers,
+        folder / "multiplier.png",
+        xlabel="learning rate of the generators, of the network's",
+        ylabel="test top-1, %",
+        baselines=baselines,
+        logarithmic=True,
+    )
     for figure, edges, trained, words in (
         ("by_scale", SCALES, (0.4, 1.1), "scale of the object"),
         ("by_rotation", ROTATIONS, (0.0, 60.0), "rotation of the object, degrees"),
@@ -400,7 +409,10 @@ def table_row(network: Measured, rigid: Measured) -> dict[str, Any]:
 
 
 def outside_row(network: Measured, rigid: Measured) -> dict[str, Any]:
-    """Points over the rigid network in ranges of the objects' factors, mean and standard error over the seeds."""
+    """Return the gains over the rigid network in ranges of the objects' factors.
+
+    Gains are in points: mean and standard error over the seeds.
+    """
     values: dict[str, Any] = {"network": network.row.label, "seeds": len(network.results)}
     for words, figure, bins in RANGES:
         own, base = network.of(figure), rigid.of(figure)

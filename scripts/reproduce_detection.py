@@ -1,11 +1,12 @@
-"""Detectors at small scale: rigid, local DK and DCN, from scratch and from a classifier, with paired seeds.
+"""Train rigid, local DK and DCN detectors at small scale, with paired seeds.
 
     python scripts/reproduce.py studies=[tuning,main]     # the classifiers
     python scripts/reproduce_detection.py
-    python scripts/reproduce_detection.py train=false     # tables of what is there
+    python scripts/reproduce_detection.py train=false     # tables of finished runs
 
-The same command goes on where it stopped. The learning rate was chosen on the validation split with another seed, in the
-study `tuning`. The test split is used once, on finished detectors.
+Detectors start from scratch and from a classifier. Running the same command again resumes it. The
+learning rate was chosen on the validation split with another seed, in the study `tuning`. The test
+split is used once, on finished detectors.
 """
 
 import json
@@ -135,7 +136,7 @@ def weights(start: str, classifier: Path) -> tuple[str, ...]:
 
 
 def test_once(run: Path, cpu_seconds: float | None) -> None:
-    """Writes test.json beside a run's result, if it is not there."""
+    """Write test.json beside a run's result, unless it is there."""
     file = run / "test.json"
     if not file.exists():
         config = EvalConfig(split="test", batch_size=20)

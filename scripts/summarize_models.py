@@ -1,12 +1,14 @@
-"""The paper's 22 networks: its figures beside what is counted here, and the time per image on this machine.
+"""Compare the paper's 22 networks with the counts here, and time them on this machine.
 
     python scripts/summarize_models.py
     python scripts/summarize_models.py --format csv --no-time > models.csv
     python scripts/summarize_models.py --names resnet50_dw_cond resnet50_dw --batch 8 --memory
 
-Multiply-adds (MACs) and activations are those of convolutions and linear layers at 224 x 224, as dkcls.models.count_macs and
-count_activations say; the time is that of a forward pass in eval mode, the fastest of some, over the batch. The exit code is 1
-where a number of parameters is not the expected one, does not round to the paper's, or MACs are off by more than 0.1 %.
+Multiply-adds (MACs) and activations are those of convolutions and linear layers at 224 x 224,
+counted by dkcls.models.count_macs and count_activations. The time per image is that of the fastest
+of some forward passes in eval mode, divided by the batch size. The exit code is 1 where a number of
+parameters is not the expected one or does not round to the paper's, or where MACs are off by more
+than 0.1 %.
 """
 
 import argparse
@@ -28,7 +30,7 @@ MACS_TOLERANCE = 1e-3
 
 
 def faults(row: PaperRow, parameters: int, macs: int) -> list[str]:
-    """What is wrong with the counts of a network, in words."""
+    """Return what is wrong with the counts of a network, in words."""
     found = []
     if parameters != row.parameters:
         found.append(f"{row.name} has {parameters:,} parameters, not {row.parameters:,}")
@@ -42,7 +44,7 @@ def faults(row: PaperRow, parameters: int, macs: int) -> list[str]:
 
 
 def milliseconds_per_image(model: nn.Module, device: str, batch: int, repeats: int) -> float:
-    """The fastest of some forward passes: what else the machine does only ever adds."""
+    """Return the fastest of some forward passes: other work on the machine only adds time."""
     model.eval()
     images = torch.randn(batch, *INPUT_SIZE, device=device).contiguous(
         memory_format=torch.channels_last
@@ -59,7 +61,10 @@ def milliseconds_per_image(model: nn.Module, device: str, batch: int, repeats: i
 
 
 def train_step_mib(model: nn.Module, device: str, batch: int) -> float:
-    """Peak of what PyTorch allocates in a forward and backward pass, activations and gradients, in MiB."""
+    """Return the peak of PyTorch's allocations in a forward and backward pass, in MiB.
+
+    Activations and gradients are part of it.
+    """
     model.train()
     images = torch.randn(batch, *INPUT_SIZE, device=device).contiguous(
         memory_format=torch.channels_last
@@ -90,7 +95,7 @@ def train_step_mib(model: nn.Module, device: str, batch: int) -> float:
 
 
 def summarize(row: PaperRow, arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
-    """The network's line in the table, and what is wrong with it."""
+    """Return the network's line in the table, and what is wrong with it."""
     with torch.device("meta"):
         model = timm.create_model(row.name)
     parameters, macs = count_parameters(model), count_macs(model, INPUT_SIZE)
@@ -110,9 +115,10 @@ def summarize(row: PaperRow, arguments: argparse.Namespace) -> tuple[dict[str, s
             timm.create_model(row.name).to(memory_format=torch.channels_last).to(arguments.device)
         )
     if arguments.time:
-        line["ms per image"] = (
-            f"{milliseconds_per_image(model, arguments.device, arguments.batch, arguments.repeats):.1f}"
-        )
+        line["ms per image"] = f"""{
+            milliseconds_per_image(
+                model, arguments.device, arguments.batch, arguments.repeats
+            ):.1f}"""
     if arguments.memory:
         line[f"train step, MiB at batch {arguments.batch}"] = (
             f"{train_step_mib(model, arguments.device, arguments.batch):.0f}"
@@ -121,7 +127,7 @@ def summarize(row: PaperRow, arguments: argparse.Namespace) -> tuple[dict[str, s
 
 
 def print_lines(lines: Iterable[dict[str, str]], form: str) -> None:
-    """As they come: networks take seconds each."""
+    """Print lines as they come, because a network takes seconds."""
     writer = None
     for i, line in enumerate(lines):
         if form == "csv":
@@ -157,7 +163,8 @@ def parse_arguments() -> argparse.Namespace:
     unknown = set(arguments.names or ()) - {row.name for row in PAPER}
     if unknown:
         parser.error(
-            f"{', '.join(sorted(unknown))}: not among the paper's; those are {', '.join(row.name for row in PAPER)}"
+            f"{', '.join(sorted(unknown))}: not among the paper's; "
+            f"those are {', '.join(row.name for row in PAPER)}"
         )
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA or ROCm device on this machine")

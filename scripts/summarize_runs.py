@@ -1,10 +1,11 @@
-"""A table of finished runs, by what differs between them, over their seeds, and a plot of accuracy over the scope.
+"""Write a table of finished runs over their seeds, and a plot of accuracy over the scope.
 
     python train.py -m out=runs/scopes model.scope=3,4,5,9 seed=0,1,2
     python scripts/summarize_runs.py runs=runs/scopes
     python scripts/summarize_runs.py runs=[runs/quickstart-*,runs/other] output=summary
 
-Writes summary.md, summary.csv and scope.png.
+Runs are told apart by the settings that differ between them. Writes summary.md, summary.csv and
+scope.png.
 """
 
 import sys
@@ -24,9 +25,8 @@ from dkcls.engine.runs import SCOPE, find_runs, group_runs, over_scopes, summari
 @dataclass
 class Arguments:
     runs: Any = MISSING  # a folder or a pattern of folders, or several as [a,b]
-    output: Path | None = (
-        None  # a folder; none: the folder of runs, if it is one, else the current one
-    )
+    # A folder; none: the folder of runs, if it is one, else the current one.
+    output: Path | None = None
 
 
 def main(arguments: Arguments) -> None:

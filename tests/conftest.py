@@ -1,9 +1,12 @@
-"""Where Triton kernels run: in Triton's interpreter with TRITON_INTERPRET=1, else on a GPU, else nowhere."""
+"""Hooks that choose where Triton kernels run, and a fixture with their device.
+
+Kernels run in Triton's interpreter with TRITON_INTERPRET=1, else on a GPU, else nowhere.
+"""
 
 import gc
 import os
 
-# Read when torch is imported, here and in all that tests start: workers of pytest-xdist share the cores.
+# Read when torch is imported, here and in child processes: workers of pytest-xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from functools import cache
@@ -11,7 +14,7 @@ from functools import cache
 import pytest
 import torch
 
-from dkcls.ops.triton_host import interpreting
+from dkcls.ops.triton_launch import interpreting
 
 if interpreting():
     import triton.language as tl
@@ -24,7 +27,7 @@ if interpreting():
         return [value for value in fn.__globals__.values() if value in (tl, tl.core)]
 
     def patch_language_once(fn):
-        """Skip what Triton does again in every call of a device function: its kernel's launch has done it."""
+        """Skip what Triton repeats in each call of a device function: the launch has done it."""
         if any(tl.core.is_builtin(language.arange) for language in languages(fn)):
             return patch_language(fn)
         return interpreter._LangPatchScope()
@@ -34,7 +37,7 @@ if interpreting():
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """A test marked `interpreter` is a `gpu` test where kernels are not interpreted."""
+    """Mark `interpreter` tests as `gpu` tests where kernels are not interpreted."""
     no_compiler = pytest.mark.skip(
         reason="TRITON_INTERPRET=1 is set: kernels cannot be compiled in this process"
     )
@@ -51,16 +54,16 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Leave what is imported by now out of garbage collections, of which each would look at all of it."""
+    """Leave what is imported by now out of garbage collections: each would scan all of it."""
     gc.freeze()
 
 
 def pytest_unconfigure():
-    """Let what was imported go as usual: some libraries tell of leaks."""
+    """Let what was imported be collected as usual: some libraries report leaks."""
     gc.unfreeze()
 
 
 @pytest.fixture
 def triton_device() -> str:
-    """The device on which Triton kernels run in this process."""
+    """Return the device on which Triton kernels run in this process."""
     return "cpu" if interpreting() else "cuda"

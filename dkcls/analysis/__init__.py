@@ -1,1 +1,1 @@
-"""What runs and networks have learnt, as arrays and as pictures."""
+"""Measurements of networks, as arrays: receptive fields, offsets and routing, and probes."""

@@ -1,8 +1,12 @@
 """Effective receptive fields (ERFs): how far each pixel moves one position of a feature map.
 
-R(i; j) = d output[:, j] / d input[:, i], as the paper defines it, by autograd: for a position j of a feature map and a pixel i
-of the input, a matrix of output channels times input channels. Offsets and routing are what their generators say for the image,
-and constants in the derivative, as in the paper's equations; other gates, such as squeeze-and-excitation, are not held.
+As the paper defines it, R(i; j) = d output[:, j] / d input[:, i] for a position j of a feature map
+and a pixel i of the input: a matrix of output channels times input channels, computed by autograd.
+Offsets and routing are those of the image, but constants in the derivative, as in the paper's
+equations. Other gates, such as squeeze-and-excitation, are differentiated too.
+
+Measures of ERFs take maps [..., H, W] that are not negative and return [...]. A map is taken as a
+distribution of mass over the pixels; lengths are in pixels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +23,17 @@ Position = Sequence[int] | Tensor  # (row, column) of the feature map for all im
 
 
 def feature_map(model: nn.Module, images: Tensor, module: str | None = None) -> Tensor:
-    """[N, C, Ho, Wo]: what the submodule of that name puts out; None: the last feature map of a timm network, or the output."""
+    """Return the output of the submodule of that name, [N, C, Ho, Wo].
+
+    Without a name, return the last feature map of a timm network, or any other network's output.
+    """
     if module is None:
         if hasattr(model, "forward_intermediates"):
-            out = model.forward_intermediates(images, indices=1, intermediates_only=True)[-1]  # type: ignore[operator]
+            out = model.forward_intermediates(  # type: ignore[operator]
+                images,
+                indices=1,
+                intermediates_only=True,
+            )[-1]
         else:
             out = model(images)
     else:
@@ -30,7 +41,8 @@ def feature_map(model: nn.Module, images: Tensor, module: str | None = None) -> 
     if not isinstance(out, Tensor) or out.ndim != 4:
         came = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(
-            f"the output of {module or 'the network'} must be a feature map [N, C, H, W], got {came}"
+            f"the output of {module or 'the network'} must be a feature map [N, C, H, W], "
+            f"got {came}"
         )
     return out
 
@@ -39,11 +51,12 @@ def _output_of(model: nn.Module, images: Tensor, module: str) -> Any:
     named = dict(model.named_modules())
     if module not in named:
         raise ValueError(
-            f"the network has no module {module!r}; its parts are {', '.join(dict(model.named_children()))}"
+            f"the network has no module {module!r}; "
+            f"its parts are {', '.join(dict(model.named_children()))}"
         )
 
     def stop(module: nn.Module, args: Any, out: Any) -> None:
-        raise _Reached(out)  # what comes after is of no interest
+        raise _Reached(out)  # the layers after this one are not needed
 
     handle = named[module].register_forward_hook(stop)
     try:
@@ -56,7 +69,7 @@ def _output_of(model: nn.Module, images: Tensor, module: str) -> Any:
 
 
 class _Reached(Exception):
-    pass
+    """The output of the module where a forward pass stops."""
 
 
 def input_gradients(
@@ -66,9 +79,10 @@ def input_gradients(
     position: Position | None = None,
     module: str | None = None,
 ) -> Tensor:
-    """[V, N, Cin, H, W]: the signed gradient of <v, output[n, :, position]> to the pixels, for each row v of `vectors` [V, C].
+    """Return the signed gradients of <v, output[n, :, position]> to pixels, [V, N, Cin, H, W].
 
-    A row with a single one gives R's row of that channel. One forward pass for all, one backward pass for each row.
+    Each row v of `vectors` [V, C] gives one gradient; a row with a single one gives R's row of that
+    channel. There is one forward pass for all rows, and one backward pass for each.
     """
     with torch.enable_grad(), evaluating(model), held_generators(model):
         images = images.detach().clone().requires_grad_()
@@ -90,14 +104,15 @@ def effective_receptive_field(
     projections: int = 16,
     seed: int = 0,
 ) -> Tensor:
-    """[N, H, W], not negative: the Frobenius norm of R(i; j) over output and input channels, pixel by pixel.
+    """Return the Frobenius norm of R(i; j) over all channels, [N, H, W], pixel by pixel.
 
-    With `channels`, over these channels of the output, exactly. Otherwise over all of them, from random projections: the
-    square is estimated without bias, with a relative standard error of at most sqrt(2 / projections).
+    With `channels`, the norm over these output channels is exact. Without, it is over all of them,
+    estimated from random projections: its square is unbiased, with a relative standard error of at
+    most sqrt(2 / projections).
 
     Args:
         images: [N, Cin, H, W], normalised as the network takes them.
-        position: in the feature map, (row, column), for all images or one for each, [N, 2]; None: the middle.
+        position: (row, column) in the feature map for all images, or [N, 2]; None: the middle.
         module: see `feature_map`.
     """
     with torch.no_grad(), evaluating(model):
@@ -114,7 +129,7 @@ def effective_receptive_field(
 
 
 def _read(out: Tensor, position: Position | None) -> Tensor:
-    """[N, C]: the feature map at the positions."""
+    """Return the feature map at the positions, [N, C]."""
     height, width = out.shape[2:]
     at = torch.as_tensor((height // 2, width // 2) if position is None else position)
     at = at.expand(len(out), 2) if at.ndim == 1 else at
@@ -129,7 +144,7 @@ def _read(out: Tensor, position: Position | None) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within the context, the model is in evaluation mode."""
+    """Keep the model in evaluation mode within the context."""
     was_training = model.training
     model.eval()
     try:
@@ -140,7 +155,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def held_generators(model: nn.Module) -> Iterator[None]:
-    """Within the context, offsets and routing are constants to autograd."""
+    """Make offsets and routing constants to autograd within the context."""
     generators = [m for m in model.modules() if isinstance(m, (OffsetGenerator, Routing))]
     handles = [
         generator.register_forward_hook(lambda module, args, out: out.detach())
@@ -151,3 +166,55 @@ def held_generators(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def centre(field: Tensor) -> Tensor:
+    """Return the mean (row, column) of the mass, [..., 2]."""
+    return torch.stack([(_mass(field) * axis).sum((-2, -1)) for axis in _axes(field)], -1)
+
+
+def radius(field: Tensor) -> Tensor:
+    """Return the root mean square distance of the mass from its centre."""
+    return _covariance(field).diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+
+
+def area(field: Tensor, threshold: float = 0.05) -> Tensor:
+    """Count the pixels that have at least that share of the largest value."""
+    return (field >= threshold * field.amax((-2, -1), keepdim=True)).sum((-2, -1)).to(field)
+
+
+def anisotropy(field: Tensor) -> Tensor:
+    """Return the longest over the shortest standard deviation of any direction: 1 is round."""
+    short, long = torch.linalg.eigvalsh(_covariance(field)).clamp(min=0).sqrt().unbind(-1)
+    return long / short
+
+
+def share_inside(field: Tensor, mask: Tensor) -> Tensor:
+    """Return the share of the mass that lies inside `mask`, bool [..., H, W]."""
+    return (_mass(field) * mask).sum((-2, -1))
+
+
+def overlap(field: Tensor, mask: Tensor, threshold: float = 0.05) -> Tensor:
+    """Return the intersection over union of `mask` and the pixels that `area` counts."""
+    above = field >= threshold * field.amax((-2, -1), keepdim=True)
+    return (above & mask).sum((-2, -1)) / (above | mask).sum((-2, -1))
+
+
+def _mass(field: Tensor) -> Tensor:
+    return field / field.sum((-2, -1), keepdim=True)
+
+
+def _axes(field: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows, [H, 1], and the columns, [W]."""
+    height, width = field.shape[-2:]
+    rows = torch.arange(height, device=field.device)[:, None].to(field)
+    columns = torch.arange(width, device=field.device).to(field)
+    return rows, columns
+
+
+def _covariance(field: Tensor) -> Tensor:
+    """Return the covariance of the mass's rows and columns, [..., 2, 2]."""
+    mass, mean = _mass(field), centre(field)
+    apart = [axis - mean[..., i, None, None] for i, axis in enumerate(_axes(field))]
+    entries = [(mass * a * b).sum((-2, -1)) for a in apart for b in apart]
+    return torch.stack(entries, -1).unflatten(-1, (2, 2))

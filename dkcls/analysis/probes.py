@@ -1,5 +1,7 @@
-"""Objects of the embedded data under effective receptive fields: they stand on the pixel that the middle position of a feature
-map looks at, so that scale and rotation are all that differs."""
+"""Probes: objects of the embedded data, centred where a feature map's middle position looks.
+
+All objects are on the same pixel, so that only scale and rotation differ.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,13 +13,13 @@ from torch import Tensor, nn
 from dkcls.analysis.erf import effective_receptive_field, feature_map
 from dkcls.analysis.theoretical import position_centres
 from dkcls.data import ImageDataset, Normalize
-from dkcls.data.deformed_fashion import DeformedFashion, Factors
+from dkcls.data.sets.deformed_fashion import DeformedFashion, Factors
 
 BATCH = 100
 
 
 class Look(NamedTuple):
-    """`position`, (row, column) in the feature map of `module`, and `point`, the pixel (x, y) that it looks at."""
+    """A position (row, column) of `module`'s feature map, and the pixel (x, y) that it looks at."""
 
     point: tuple[float, float]
     position: tuple[int, int]
@@ -33,7 +35,7 @@ class Probe(NamedTuple):
 
 
 def middle(model: nn.Module, dataset: ImageDataset, module: str | None = None) -> Look:
-    """The middle position of a feature map."""
+    """Return the middle position of a feature map, with the pixel that it looks at."""
     rows, columns = position_centres(
         model, (dataset.channels, dataset.image_size, dataset.image_size), module
     )
@@ -48,7 +50,10 @@ def place(
     scale: float | np.ndarray,
     rotation: float | np.ndarray = 0.0,
 ) -> Probe:
-    """These objects where the position looks, with that scale and rotation (degrees clockwise), for all or for each."""
+    """Render these objects where the position looks, with this scale and rotation.
+
+    Scale and rotation (degrees clockwise) are one value for all objects, or one for each.
+    """
     x, y = (p - (dataset.image_size - 1) / 2 for p in look.point)
     factors = (
         np.broadcast_to(np.asarray(value, np.float64), len(indices))
@@ -60,7 +65,10 @@ def place(
 def probe_fields(
     model: nn.Module, dataset: DeformedFashion, probe: Probe, projections: int | None = None
 ) -> Tensor:
-    """[N, H, W]: the ERFs of the probe's position, from all channels or from so many random projections."""
+    """Return the ERFs of the probe's position, [N, H, W].
+
+    They are exact over all channels, or estimated from that many random projections.
+    """
     normalize = Normalize(dataset.mean, dataset.std)
     channels = None
     if projections is None:
@@ -72,19 +80,24 @@ def probe_fields(
     options = {"module": probe.look.module, "channels": channels, "projections": projections or 1}
     return torch.cat(
         [
-            effective_receptive_field(model, normalize(part), probe.look.position, **options)
+            effective_receptive_field(
+                model,
+                normalize(part),
+                probe.look.position,
+                **options,  # type: ignore[arg-type]
+            )
             for part in parts
         ]
-    )  # type: ignore[arg-type]
+    )
 
 
 def first_of_classes(dataset: DeformedFashion, classes: Sequence[int]) -> np.ndarray:
-    """The index of the first image of each of these classes."""
+    """Return the index of the first image of each of these classes."""
     return np.array([np.flatnonzero(dataset.targets == c)[0] for c in classes])
 
 
 def turned_back(fields: Tensor, point: tuple[float, float], quarters: int) -> Tensor:
-    """[N, S, S]: the largest square around `point`, turned clockwise by so many quarters."""
+    """Return the largest square around `point`, turned clockwise by so many quarters, [N, S, S]."""
     x, y = map(round, point)
     reach = min(x, y, fields.shape[-1] - 1 - x, fields.shape[-2] - 1 - y)
     return torch.rot90(

@@ -1,8 +1,9 @@
-"""Theoretical receptive fields: every pixel that a position of a feature map can depend on, whatever the weights.
+"""Theoretical receptive fields: every pixel that a position can depend on, for any weights.
 
-Found by asking the network itself: in a copy with random positive weights, without biases and with offsets at zero, a small
-positive input keeps every ReLU open and no two paths cancel, so that the gradient is other than zero exactly where there is a
-path. Offsets are at zero because there is no bound to what image offsets can reach.
+They are found by running a copy of the network with random positive weights, without biases and
+with offsets at zero. There, a small positive input keeps every ReLU open and no two paths cancel,
+so that the gradient is nonzero exactly where there is a path. Offsets are zero because image
+offsets can reach any distance.
 """
 
 import copy
@@ -14,10 +15,8 @@ from torch import Tensor, nn
 from dkcls.analysis.erf import Position, feature_map, input_gradients
 from dkcls.layers import OffsetGenerator
 
-STRIPS, WIDTH = (
-    (128, 512, 1024),
-    64,
-)  # pixels: of the strips on which a whole receptive field is looked for
+# Lengths and width, in pixels, of the strips that are tried until one holds a whole field.
+STRIPS, WIDTH = (128, 512, 1024), 64
 
 
 def theoretical_receptive_field(
@@ -26,17 +25,22 @@ def theoretical_receptive_field(
     position: Position | None = None,
     module: str | None = None,
 ) -> Tensor:
-    """bool [H, W], for an input of [C, H, W] = `input_size`. Position and module are those of `effective_receptive_field`."""
+    """Return which pixels the position can depend on, bool [H, W].
+
+    The input is [C, H, W] = `input_size`. Position and module are those of
+    `effective_receptive_field`.
+    """
     return _fields(_positive(model), input_size, position, module).any(0)
 
 
 def position_centres(
     model: nn.Module, input_size: Sequence[int], module: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The rows and columns, in pixels, that the feature map's positions look at: the centres of their receptive fields.
+    """Return the rows and columns, in pixels, that a feature map's positions look at.
 
-    They are measured in the middle of a strip that is longer than the field, where no border cuts it. A network that sees
-    everything, or takes images of one size only, gets the centres of equal cells.
+    These are the centres of the receptive fields, measured in the middle of a strip that is longer
+    than the field, where no border cuts it. A network that sees everything, or takes images of one
+    size only, gets the centres of equal cells.
     """
     positive = _positive(model)
     counts = _size(positive, input_size, module)
@@ -53,7 +57,10 @@ def position_centres(
 def _first_and_step(
     positive: nn.Module, channels: int, axis: int, module: str | None
 ) -> tuple[float, float] | None:
-    """The centre of the first position's field along an axis, and the way to the next one's. None: no strip holds a field."""
+    """Return the centre of the first position's field along an axis, and the step to the next.
+
+    Returns None if no strip holds a whole field.
+    """
     for length in STRIPS:
         strip = (channels, length, WIDTH) if axis == 0 else (channels, WIDTH, length)
         try:
@@ -61,10 +68,8 @@ def _first_and_step(
             two = torch.tensor([middle, middle])
             two[1, axis] += 1
             fields = _fields(positive, strip, two, module)
-        except (
-            AssertionError,
-            ValueError,
-        ):  # the network takes another size only, or there is one position only
+        except (AssertionError, ValueError):
+            # The network takes another size only, or there is one position only.
             return None
         (first, last), (next_first, next_last) = (_ends(field.any(1 - axis)) for field in fields)
         if first > 0 and next_last < length - 1:
@@ -74,7 +79,7 @@ def _first_and_step(
 
 
 def nearest_position(centres: tuple[Tensor, Tensor], point: Sequence[float]) -> tuple[int, int]:
-    """(row, column) of the position that looks nearest to `point`, pixels (x, y)."""
+    """Return (row, column) of the position that looks nearest to `point`, pixels (x, y)."""
     rows, columns = centres
     return int((rows - point[1]).abs().argmin()), int((columns - point[0]).abs().argmin())
 
@@ -82,7 +87,7 @@ def nearest_position(centres: tuple[Tensor, Tensor], point: Sequence[float]) -> 
 def _fields(
     positive: nn.Module, input_size: Sequence[int], position: Position | None, module: str | None
 ) -> Tensor:
-    """bool [2, H, W], from two random inputs."""
+    """Return where the gradients of two random inputs are nonzero, bool [2, H, W]."""
     images = (
         0.5
         + torch.rand(
@@ -106,15 +111,13 @@ def _size(model: nn.Module, input_size: Sequence[int], module: str | None) -> tu
 
 @torch.no_grad()
 def _positive(model: nn.Module) -> nn.Module:
-    """A copy in float64, in evaluation mode, with weights that keep the size of what they weigh."""
+    """Return a float64 copy in evaluation mode, with weights that keep the activations' scale."""
     model = copy.deepcopy(model).double().cpu().eval()
     generator = torch.Generator().manual_seed(0)
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if isinstance(child, nn.MaxPool2d) and child.dilation in (
-                1,
-                (1, 1),
-            ):  # whose gradient knows one pixel only
+            # The gradient of max pooling reaches one pixel only.
+            if isinstance(child, nn.MaxPool2d) and child.dilation in (1, (1, 1)):
                 setattr(
                     module,
                     name,
@@ -134,6 +137,6 @@ def _positive(model: nn.Module) -> nn.Module:
 
 
 def _ends(line: Tensor) -> tuple[int, int]:
-    """Where the first and the last one are."""
+    """Return the indices of the first and the last nonzero entry."""
     at = line.nonzero()
     return int(at[0]), int(at[-1])

@@ -1,14 +1,26 @@
-"""Data sets, and loaders that can be resumed at any step. `data` imports no other part of dkcls."""
+"""Data sets, and loaders that can be resumed at any step.
 
-from dkcls.data.base import Batch, ImageDataset
-from dkcls.data.create import DATASETS, create_dataset
-from dkcls.data.detection import DetectionBatch, DetectionDataset
+The built-in sets are in `dkcls.data.sets`, which is imported when one of them is asked for.
+"""
+
+from dkcls.data.dataset import (
+    COCO_AREAS,
+    DATASETS,
+    Batch,
+    Dataset,
+    DetectionBatch,
+    DetectionDataset,
+    ImageDataset,
+    create_dataset,
+)
 from dkcls.data.loader import Loader, create_loader
-from dkcls.data.normalize import Normalize
+from dkcls.data.transforms import Normalize, fit_channels, for_channels
 
 __all__ = [
+    "COCO_AREAS",
     "DATASETS",
     "Batch",
+    "Dataset",
     "DetectionBatch",
     "DetectionDataset",
     "ImageDataset",
@@ -16,4 +28,6 @@ __all__ = [
     "Normalize",
     "create_dataset",
     "create_loader",
+    "fit_channels",
+    "for_channels",
 ]

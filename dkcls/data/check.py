@@ -1,12 +1,13 @@
-"""Reads every image of a set once, in parallel: which are bad, and how large they are."""
+"""Check of a whole set: every image is read once, in parallel, to find bad files and sizes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch.utils.data import DataLoader
 
-from dkcls.data.base import BadFile
+from dkcls.data.dataset import BadFile
 from dkcls.data.encoded import EncodedFiles
 from dkcls.data.loader import as_it_is, start, worker_options
 
@@ -14,7 +15,11 @@ _CHUNK = 64
 
 
 class Report(NamedTuple):
-    """bytes int64 [N] and sides int64 [N, 2] (height, width), zero for a bad file; counts int64 [classes], in good files."""
+    """Result of a check, with zeros for bad files.
+
+    `bytes` int64 [N] are the sizes of the files and `sides` int64 [N, 2] heights and widths in
+    pixels. `counts` int64 [classes] are the images, or objects, of each class in good files.
+    """
 
     bad: list[BadFile]
     bytes: np.ndarray
@@ -22,7 +27,7 @@ class Report(NamedTuple):
     counts: np.ndarray
 
 
-class _Inspect(Dataset):
+class _Inspect(torch.utils.data.Dataset):
     def __init__(self, dataset: EncodedFiles):
         self.dataset = dataset
 
@@ -38,11 +43,16 @@ class _Inspect(Dataset):
 def check(
     dataset: EncodedFiles, workers: int, progress: Callable[[int], None] = lambda count: None
 ) -> Report:
-    """`progress` is told of images done."""
+    """Read every image; call `progress` with the number of images just done."""
     total = len(dataset)
     chunks = [range(first, min(first + _CHUNK, total)) for first in range(0, total, _CHUNK)]
     options = worker_options(workers)
-    loader = DataLoader(_Inspect(dataset), batch_sampler=chunks, collate_fn=as_it_is, **options)  # type: ignore[arg-type]
+    loader = DataLoader(
+        _Inspect(dataset),
+        batch_sampler=chunks,  # type: ignore[arg-type]
+        collate_fn=as_it_is,
+        **options,
+    )
     report = Report(
         [],
         np.zeros(total, np.int64),

@@ -1,8 +1,9 @@
-"""Encoded bytes to pixels, uint8 [3, H, W], upright.
+"""Decoding of image files to upright pixels, uint8 [3, H, W].
 
-JPEG goes through simplejpeg, or torchvision where that is not installed: both are libjpeg-turbo and give PIL's pixels in less
-time. CMYK, what they refuse, and every other format go through PIL: palettes and grey become RGB, alpha is dropped, as timm and
-torchvision do; of more than 8 bits the 8 highest stay.
+JPEG goes through simplejpeg, or through torchvision where simplejpeg is not installed: both are
+libjpeg-turbo and give PIL's pixels in less time. CMYK, files that these two refuse, and every other
+format go through PIL: palettes and grey become RGB, alpha is dropped, as timm and torchvision do.
+Of more than 8 bits the 8 highest are kept.
 """
 
 import io
@@ -25,11 +26,14 @@ _MARGIN = 8  # rows below those asked for, from which the chroma of the last one
 
 
 class BadImage(Exception):
-    """The bytes are not an image that can be decoded to the end."""
+    """Error for bytes that are not an image, or cannot be decoded to the end."""
 
 
 class EncodedImage:
-    """The bytes of an image file. A JPEG's size is known before it is decoded, and it is decoded no further than asked."""
+    """Bytes of an image file.
+
+    A JPEG's size is known before decoding, and decoding stops after the rows that are asked for.
+    """
 
     def __init__(self, data: bytes):
         if not data:
@@ -41,23 +45,24 @@ class EncodedImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width."""
+        """Return height and width in pixels."""
         if self._header is not None:
             return self._header.height, self._header.width
         return self._pixels.shape[1], self._pixels.shape[2]
 
     def rows(self, count: int | None = None) -> Tensor:
-        """The first `count` rows, all if None, and maybe some more; in channels_last memory where nothing was turned."""
+        """Return at least the first `count` rows, all if None.
+
+        Memory is channels_last where nothing was turned.
+        """
         if self._header is None:
             return self._pixels
         height, width = self.size
         count = height if count is None else count
         try:
             pixels = _decode_jpeg(self.data, self._header, count)
-        except (
-            ValueError,
-            RuntimeError,
-        ):  # damaged: PIL takes what can be taken, and else says what it is
+        except (ValueError, RuntimeError):
+            # A damaged file: PIL decodes what can be decoded, or says what is wrong.
             pixels = _decode_with_pil(self.data)
         if pixels.shape[1] < count or pixels.shape[2] != width:
             raise BadImage(f"its header promises {height} x {width} pixels")
@@ -67,12 +72,12 @@ class EncodedImage:
 class _Header(NamedTuple):
     height: int
     width: int
-    height_at: int  # where it stands, two bytes
+    height_at: int  # byte of the file at which the height stands, in two bytes
     sequential: bool  # coded in one pass from the first row to the last
 
 
 def _read_header(data: bytes) -> _Header | None:
-    """Of an upright JPEG with one or three components, else None."""
+    """Return the header of an upright JPEG with one or three components, else None."""
     if not data.startswith(b"\xff\xd8\xff"):
         return None
     header, components, at = None, 0, 2
@@ -100,7 +105,7 @@ def _read_header(data: bytes) -> _Header | None:
 
 
 def _is_turned(data: bytes) -> bool:
-    """Whether EXIF tells to turn or mirror the image: few files have it, so that PIL may look."""
+    """Check whether EXIF asks to turn or mirror the image; few files have EXIF, so PIL may look."""
     try:
         with Image.open(io.BytesIO(data)) as file:
             return file.getexif().get(_ORIENTATION, 1) != 1
@@ -114,14 +119,14 @@ def _decode_jpeg(data: bytes, header: _Header, rows: int) -> Tensor:
 
         return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
     rows += _MARGIN
-    # A file without its end is cut off: it must be decoded to where it breaks, to be known as bad whatever the rows.
+    # A file without its end is cut off. Whatever rows are asked for, such a file must be known as
+    # bad, so it is decoded up to the break.
     if rows >= header.height or not header.sequential or not data.endswith(b"\xff\xd9"):
         return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
     shorter = bytearray(data)
     shorter[header.height_at : header.height_at + 2] = rows.to_bytes(2)
-    return torch.from_numpy(simplejpeg.decode_jpeg(shorter, strict=False)).permute(
-        2, 0, 1
-    )  # not strict: bytes are left over
+    # Not strict, because bytes are left over.
+    return torch.from_numpy(simplejpeg.decode_jpeg(shorter, strict=False)).permute(2, 0, 1)
 
 
 def _decode_with_pil(data: bytes) -> Tensor:
@@ -129,9 +134,8 @@ def _decode_with_pil(data: bytes) -> Tensor:
         with Image.open(io.BytesIO(data)) as file:
             image = ImageOps.exif_transpose(file)
             if image.mode.startswith(("I", "F")):
-                levels = (
-                    np.maximum(np.asarray(image), 0) >> _grey_bits(file) - 8
-                )  # PIL's own conversion would clip them
+                # PIL's own conversion would clip the levels.
+                levels = np.maximum(np.asarray(image), 0) >> _grey_bits(file) - 8
                 pixels = np.stack([levels.astype(np.uint8)] * 3, axis=2)
             else:
                 pixels = np.array(image.convert("RGB"))
@@ -146,10 +150,8 @@ def _decode_with_pil(data: bytes) -> Tensor:
 
 def _grey_bits(file: Image.Image) -> int:
     """Return how many bits white has, in a file of grey pixels of more than 8 bits."""
-    bits, signed = (
-        32 if file.mode == "F" else 16,
-        False,
-    )  # PIL scales integers to 16, but for TIFF's
+    # PIL scales integers to 16 bits, except those of TIFF.
+    bits, signed = 32 if file.mode == "F" else 16, False
     if isinstance(file, TiffImageFile):
         bits, signed = file.tag_v2[BITSPERSAMPLE][0], file.tag_v2.get(SAMPLEFORMAT) == (2,)
     if bits > 16:

@@ -1,57 +1,62 @@
-"""Data sets of encoded images, one file or archive member each: read, decode, transform, and what happens to bad ones."""
+"""Data sets of encoded images, one file or archive member each: read, decode, transform."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.data.base import (
+from dkcls.config import DataConfig
+from dkcls.data.dataset import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     B,
     BadFile,
     Batch,
-    BatchDataset,
-    DataError,
+    Dataset,
     ImageDataset,
     Loaded,
     empty_bytes,
+    root_of,
+    sample_keys,
 )
 from dkcls.data.decode import BadImage, EncodedImage
-from dkcls.data.draws import sample_keys
-from dkcls.data.transforms import Transform
+from dkcls.data.transforms import Transform, create_transform
+from dkcls.errors import DataError
 
 T = TypeVar("T")
 _HOPELESS = 100  # bad files in a row
 
 
-class EncodedFiles(BatchDataset[B]):
-    """In training a bad file is replaced by the next good one of the set, in evaluation it is left out."""
+class EncodedFiles(Dataset[B]):
+    """Data set of encoded images.
+
+    Training replaces a bad file by the next good one of the set, evaluation leaves it out.
+    """
 
     training: bool
 
     @abstractmethod
     def read(self, index: int) -> bytes:
-        """The file's bytes; OSError if they cannot be had."""
+        """Return the file's bytes; raise OSError if they cannot be read."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """The file's path, for people."""
+        """Return the file's path, for messages."""
 
     @abstractmethod
     def classes_in(self, index: int) -> list[int]:
-        """Of the image, or of each object in it; the first is 0."""
+        """Return the class of the image, or of each object in it; the first class is 0."""
 
     def decode(self, index: int, image: EncodedImage) -> Tensor:
-        """The whole image, uint8 [C, H, W]; BadImage if it is not what it should be."""
+        """Return the whole image, uint8 [C, H, W]; raise BadImage if something is wrong with it."""
         return image.rows()
 
     def attempt(self, index: int, use: Callable[[EncodedImage], T]) -> T | BadFile:
-        """What `use` makes of the image, or what is wrong with its file."""
+        """Return what `use` makes of the image, or what is wrong with its file."""
         try:
             return use(EncodedImage(self.read(index)))
         except (OSError, BadImage) as error:
@@ -61,8 +66,11 @@ class EncodedFiles(BatchDataset[B]):
     def first_good(
         self, index: int, use: Callable[[int, EncodedImage], T], bad: list[BadFile]
     ) -> tuple[int, T] | None:
-        """What `use` makes of the image at `index`, or in training at the first after it that can be read, and where that is;
-        the bad ones met are added to `bad`."""
+        """Return the index of the first good image and what `use` makes of it.
+
+        The search begins at `index`; only in training it goes on to the images after that. In
+        evaluation the result is None if the image is bad. Bad files on the way are added to `bad`.
+        """
         attempts = min(_HOPELESS, len(self)) if self.training else 1
         for candidate in ((index + step) % len(self) for step in range(attempts)):
             found = self.attempt(candidate, partial(use, candidate))
@@ -86,6 +94,12 @@ class EncodedImages(EncodedFiles[Batch], ImageDataset):
             training,
             seed,
         )
+
+    @classmethod
+    def create(cls, config: DataConfig, split: str, seed: int, training: bool) -> Self:
+        """Return a split of the images below `config.root`."""
+        arguments = image_arguments(config, split, seed, training, cls.mean, cls.std, 224)
+        return cls(**arguments)
 
     @abstractmethod
     def target(self, index: int) -> int: ...
@@ -113,8 +127,33 @@ class EncodedImages(EncodedFiles[Batch], ImageDataset):
         )
 
 
+def image_arguments(
+    config: DataConfig,
+    split: str,
+    seed: int,
+    training: bool,
+    mean: Sequence[float],
+    std: Sequence[float],
+    image_size: int,
+) -> dict[str, Any]:
+    """Return the arguments of the constructor of a set that takes a root and a transform.
+
+    `mean`, `std` and `image_size` are the set's own, for what the config leaves open.
+    """
+    root = root_of(config)
+    image_size = config.image_size or image_size
+    return {
+        "root": root,
+        "split": split,
+        "transform": create_transform(config, image_size, mean, std, training),
+        "image_size": image_size,
+        "training": training,
+        "seed": seed,
+    }
+
+
 def empty_batch(count: int, channels: int, size: int, planar: bool) -> Tensor:
-    """Uninitialised uint8 [count, channels, size, size] in planes or channels_last."""
+    """Return uninitialised uint8 [count, channels, size, size], in planes or channels_last."""
     flat = empty_bytes(count * channels * size * size)
     return (
         flat.view(count, channels, size, size)

@@ -1,4 +1,7 @@
-"""The list of a data set's files in a few arrays, mapped from a file: a worker holds no copy of a million names."""
+"""List of a data set's files in a few arrays, mapped from a file.
+
+As the file is mapped, a worker holds no copy of a million names.
+"""
 
 import json
 import os
@@ -13,7 +16,10 @@ from safetensors.torch import save
 
 
 class FileIndex:
-    """Names in one run of bytes, `ends` of each, int64 targets, and whatever arrays a kind of data set adds (`extra`)."""
+    """Names in one run of bytes, the `ends` of each, and targets int64 [N].
+
+    `extra` holds whatever arrays a kind of data set adds.
+    """
 
     def __init__(
         self, arrays: dict[str, np.ndarray], facts: dict[str, Any], path: Path | None = None
@@ -43,16 +49,20 @@ class FileIndex:
 
     @classmethod
     def open(cls, path: Path) -> "FileIndex":
-        """OSError if there is no such file, ValueError if it is no index."""
+        """Return the index in `path`; OSError if there is no file, ValueError if it is no index."""
         try:
             with safe_open(path, framework="pt") as file:
-                arrays = {key: file.get_tensor(key).numpy() for key in file.keys()}  # noqa: SIM118  # it is not a dict
+                # The file is no dict, so only keys() gives the keys.
+                arrays = {key: file.get_tensor(key).numpy() for key in file.keys()}  # noqa: SIM118
                 return cls(arrays, json.loads(file.metadata()["facts"]), path)
         except (SafetensorError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not an index of files: {error}") from error
 
     def save(self, path: Path) -> "FileIndex":
-        """Written beside its place and renamed, so that nobody reads half of it; returns the index mapped from the file."""
+        """Write the index and return it, mapped from the file.
+
+        The file is written beside `path` and renamed, so that nobody reads half of it.
+        """
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
         arrays = {"names": self.names, "ends": self.ends, "targets": self.targets, **self.extra}
         tensors = {key: torch.from_numpy(value.copy()) for key, value in arrays.items()}
@@ -68,7 +78,7 @@ class FileIndex:
         return self.names[start : self.ends[index]].tobytes()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A worker maps the same file; an index that has none is copied."""
+        """Send a worker the path, to map the same file; an index without a file is copied."""
         if self.path is not None:
             return FileIndex.open, (self.path,)
         return FileIndex, (

@@ -1,4 +1,7 @@
-"""Batches from a data set: torch's DataLoader with our order, resumable at any step, and bad files reported."""
+"""Batches from a data set by torch's DataLoader, in our order.
+
+A loader resumes at any step, and names the files that could not be read.
+"""
 
 import itertools
 import logging
@@ -8,54 +11,116 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.sharedctypes import RawValue
 from typing import Any, Generic
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from dkcls.data.bad_files import BadFiles
-from dkcls.data.base import B, BatchDataset, DataError, Loaded
+from dkcls.data.dataset import B, BadFile, Dataset, Loaded
 from dkcls.data.sampler import EvalSampler, Request, TrainSampler
+from dkcls.errors import DataError
 
 log = logging.getLogger(__name__)
 
 
-class _Fetch(Dataset):
-    """What the workers hold: hands a whole batch at once to the data set."""
+class BadFiles:
+    """Record of the files that could not be read, kept in the main process.
 
-    def __init__(self, dataset: BatchDataset):
+    Workers send what they find along with the batch. `share` is the largest number of bad files met
+    in one epoch, divided by the number of images that this rank reads per epoch. So `share` means
+    the same for any number of ranks, and does not grow as a rank meets the same bad files in the
+    parts of others.
+    """
+
+    def __init__(self, images_per_epoch: int, limit: float, notes: Iterable[str] = ()):
+        if not 0 <= limit <= 1:
+            raise ValueError(f"bad_limit must be a share from 0 to 1, got {limit}")
+        self.limit, self._images_per_epoch = limit, max(images_per_epoch, 1)
+        self._messages: dict[int, str] = {}
+        self._notes = list(notes)
+        self._in_epoch: set[int] = set()
+        self._most = 0
+        for note in self._notes:
+            log.warning("%s", note)
+
+    @property
+    def names(self) -> list[str]:
+        """Return one "path: reason" each, first for the whole set, then for bad files by index."""
+        return [*self._notes, *(self._messages[index] for index in sorted(self._messages))]
+
+    @property
+    def count(self) -> int:
+        return len(self._notes) + len(self._messages)
+
+    @property
+    def share(self) -> float:
+        return self._most / self._images_per_epoch
+
+    @property
+    def exceeded(self) -> bool:
+        return self.share > self.limit
+
+    def start_epoch(self) -> None:
+        self._in_epoch.clear()
+
+    def add(self, bad: Iterable[BadFile]) -> None:
+        for index, message in bad:
+            if index not in self._messages:
+                log.warning("bad file %s", message)
+                self._messages[index] = message
+            self._in_epoch.add(index)
+        self._most = max(self._most, len(self._in_epoch))
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint.
+
+        A run resumed in the middle of an epoch does not meet the first files of that epoch again.
+        """
+        return {"messages": self._messages, "in_epoch": sorted(self._in_epoch), "most": self._most}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._messages, self._in_epoch, self._most = (
+            dict(state["messages"]),
+            set(state["in_epoch"]),
+            state["most"],
+        )
+
+
+class _Fetch(torch.utils.data.Dataset):
+    """Data set in a worker, which loads a whole batch at once."""
+
+    def __init__(self, dataset: Dataset):
         self.dataset = dataset
 
     def __getitems__(self, request: Request) -> Loaded | DataError:
         try:
             return self.dataset.load(request.indices, request.epoch)
-        except (
-            DataError
-        ) as error:  # as a value: raised in a worker, it would come with the worker's stack trace
+        except DataError as error:
+            # Returned, because an error raised in a worker comes with the worker's stack trace.
             return error
 
 
 def as_it_is(batch: Any) -> Any:
-    """Nothing to collate: a batch is loaded as a whole."""
+    """Return the batch as it is: a batch is loaded as a whole, so there is nothing to collate."""
     return batch
 
 
 def _start_worker(worker: int) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all processes; the last batches are still wanted
+    # Ctrl-C reaches all processes, but the last batches are still wanted.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     end_with_parent()
 
 
 def end_with_parent() -> None:
-    """This process ends when the one that started it does, even if that is killed.
+    """End this process when the process that started it ends, even if that one is killed.
 
-    A worker's parent by the system's account is the fork server, and a pool's workers wait for work for ever.
+    To the operating system a worker's parent is the fork server, and the workers of a pool wait for
+    work for ever.
     """
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
@@ -68,7 +133,7 @@ def _wait_for_parent() -> None:
 
 
 class Flag:
-    """An event without a lock: a worker that is killed while it asks leaves nothing locked behind."""
+    """Event without a lock: a worker that is killed while it asks leaves nothing locked behind."""
 
     def __init__(self) -> None:
         self._value = RawValue("b", 0)
@@ -81,16 +146,17 @@ class Flag:
 
 
 class WorkerContext(ForkServerContext):
-    """A fork server whose events are flags: all that the DataLoader does with them is to set and to ask."""
+    """Fork server whose events are flags, as the DataLoader only sets and asks them."""
 
     def Event(self) -> Any:
         return Flag()
 
 
-def start(loader: DataLoader, dataset: BatchDataset) -> Iterator[Any]:
-    """Iterates over the loader; its workers do not import the program's main module, as Python would have them.
+def start(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
+    """Start to iterate; the workers do not import the program's main module.
 
-    They need nothing of it, unless the data set's class is there, and it may import a great deal.
+    Python would have the workers import the main module, which may import a great deal. Workers
+    need it only if the data set's class is defined there.
     """
     main = sys.modules["__main__"]
     if type(dataset).__module__ == "__main__":
@@ -106,11 +172,14 @@ def start(loader: DataLoader, dataset: BatchDataset) -> Iterator[Any]:
 
 
 class Loader(Generic[B]):
-    """Iterates from (epoch, position) to the end of that epoch; `set_state` chooses them. See `create_loader`."""
+    """Batches from (epoch, position) to the end of that epoch; see `create_loader`.
+
+    `set_state` chooses epoch and position.
+    """
 
     def __init__(
         self,
-        dataset: BatchDataset[B],
+        dataset: Dataset[B],
         sampler: TrainSampler | EvalSampler,
         bad_files: BadFiles,
         worker_restarts: int,
@@ -125,9 +194,12 @@ class Loader(Generic[B]):
         self.steps_per_epoch = sampler.steps if isinstance(sampler, TrainSampler) else len(sampler)
         self._loader = DataLoader(
             _Fetch(dataset),
-            batch_sampler=sampler,  # type: ignore[arg-type]  # its items go to __getitems__ as they are
+            # The sampler's items go to __getitems__ as they are.
+            batch_sampler=sampler,  # type: ignore[arg-type]
             collate_fn=as_it_is,
-            generator=torch.Generator(),  # else it draws from the global one, once per start: a resumed run would differ
+            # Without a generator here, each start would draw from the global one, and a resumed run
+            # would differ.
+            generator=torch.Generator(),
             **options,
         )
 
@@ -135,10 +207,15 @@ class Loader(Generic[B]):
         return len(self.sampler)
 
     def set_state(self, epoch: int, position: int = 0) -> None:
-        """`position`: optimiser steps already done in this epoch (evaluation: batches)."""
+        """Set where the next iteration starts.
+
+        `position` is the number of optimiser steps (in evaluation: batches) already done in this
+        epoch.
+        """
         if not 0 <= position <= self.steps_per_epoch or epoch < 0:
             raise ValueError(
-                f"epoch must not be negative and position be from 0 to {self.steps_per_epoch}, got {epoch} and {position}"
+                f"epoch must not be negative and position be from 0 to {self.steps_per_epoch}, "
+                f"got {epoch} and {position}"
             )
         self.sampler.epoch, self.sampler.position = epoch, position
 
@@ -160,11 +237,8 @@ class Loader(Generic[B]):
                 return
             except DataError:
                 raise
-            except (
-                RuntimeError,
-                OSError,
-                EOFError,
-            ) as error:  # what a dead worker leaves its readers with
+            except (RuntimeError, OSError, EOFError) as error:
+                # Any of these may come from reading what a dead worker sent.
                 dead = self._dead_workers()
                 if not dead:
                     raise
@@ -185,7 +259,7 @@ class Loader(Generic[B]):
         self._loader._iterator = None
 
     def _dead_workers(self) -> str:
-        """The workers that ended, or do within a second."""
+        """Return a description of the workers that have ended, or end within a second."""
         workers = getattr(self._loader._iterator, "_workers", [])
         if not workers:
             return ""
@@ -198,7 +272,7 @@ class Loader(Generic[B]):
 
 
 def create_loader(
-    dataset: BatchDataset[B],
+    dataset: Dataset[B],
     batch_size: int,
     *,
     training: bool,
@@ -212,12 +286,13 @@ def create_loader(
     bad_limit: float = 0.001,
     worker_restarts: int = 0,
 ) -> Loader[B]:
-    """`batch_size` is per rank and accumulation step. Batches are the same for any number of workers.
+    """Return a loader, whose batches are the same for any number of workers.
 
-    Workers that died are started again up to `worker_restarts` times, from the batch that was due; then DataError.
+    `batch_size` is per rank and accumulation step. Workers that died are started again up to
+    `worker_restarts` times, from the batch that was due; then DataError is raised.
 
-    Workers are started by a fork server and live as long as the loader: a fork of this process would copy the locks of threads
-    that it does not have (numba's, CUDA's).
+    A fork server starts the workers, which live as long as the loader: a fork of this process would
+    copy the locks of threads (numba's, CUDA's) but not the threads.
     """
     if batch_size < 1 or accumulation < 1 or workers < 0 or prefetch < 1:
         raise ValueError(
@@ -244,7 +319,7 @@ def create_loader(
 
 
 def worker_options(workers: int, prefetch: int = 2) -> dict[str, Any]:
-    """What a DataLoader is told of its workers."""
+    """Return the DataLoader's arguments that concern its workers."""
     if not workers:
         return {"num_workers": 0}
     context = WorkerContext()

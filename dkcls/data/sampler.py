@@ -1,4 +1,7 @@
-"""Which images are in which batch: a function of (seed, epoch, position) and of the rank, never of the number of workers."""
+"""Assignment of images to batches.
+
+Batches depend on (seed, epoch, position) and on the rank, never on the number of workers.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,20 +11,21 @@ import torch
 
 
 class Request(NamedTuple):
-    """What a worker is asked for."""
+    """Request to a worker for one batch."""
 
     epoch: int
     indices: np.ndarray
 
 
 class TrainSampler:
-    """Each image at most once per epoch over all ranks; what does not fill a global batch is dropped.
+    """Order in which each image comes at most once per epoch over all ranks.
 
-    Global batch t is permutation(seed, epoch)[t*G:(t+1)*G], G = batch_size * accumulation * world_size, whatever makes up G:
-    a rank takes a contiguous piece of it, as one batch per accumulation step.
+    Images that do not fill a global batch are dropped. Global batch t is
+    permutation(seed, epoch)[t*G:(t+1)*G] with G = batch_size * accumulation * world_size, whatever
+    the factors of G are. A rank takes a contiguous piece of it, one batch per accumulation step.
 
-    `groups`, integers [length]: a batch holds images of one group as long as there are enough, and the rests of all groups
-    share the other batches. An epoch has the same images as without.
+    `groups`, integers [length]: a batch holds images of one group as long as there are enough, and
+    the rests of all groups share the other batches. An epoch has the same images as without groups.
     """
 
     def __init__(
@@ -40,7 +44,8 @@ class TrainSampler:
         self.steps = length // (batch_size * accumulation * world_size)
         if self.steps == 0:
             raise ValueError(
-                f"the global batch {batch_size} x {accumulation} x {world_size} must not exceed the {length} training images"
+                f"the global batch {batch_size} x {accumulation} x {world_size} must not exceed "
+                f"the {length} training images"
             )
         if groups is not None and groups.shape != (length,):
             raise ValueError(f"groups must be one per image, [{length}], got {list(groups.shape)}")
@@ -61,7 +66,7 @@ class TrainSampler:
                 yield Request(self.epoch, order[first : first + self.batch_size])
 
     def _grouped(self, order: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """The images of `order` in another one, batch by batch."""
+        """Return the images of `order` in another order, batch by batch."""
         assert self.groups is not None
         groups = self.groups[order]
         whole, rests = [], []
@@ -75,7 +80,10 @@ class TrainSampler:
 
 
 class EvalSampler:
-    """Each image exactly once over all ranks, in order: a rank takes a contiguous part, and parts may differ by one."""
+    """Order in which each image comes exactly once over all ranks.
+
+    A rank takes a contiguous part, and parts differ by at most one image.
+    """
 
     accumulation = 1
 

@@ -1,8 +1,10 @@
-"""From a decoded image to the network's input size, still uint8: crop, resize, flip, colour.
+"""Transforms from a decoded image to the network's input size, and on to the network's input.
 
-The crop is drawn as torchvision's RandomResizedCrop draws it. The resize is torch's antialiased one on bytes: PIL's
-bilinear one within one level, its bicubic one within two. Every number that is drawn comes from the generator of one
-sample.
+An image stays uint8 until a batch is on the device, so that only uint8 crosses the bus.
+
+The crop is drawn as torchvision's RandomResizedCrop draws it. The resize is torch's antialiased one
+on bytes: bilinear within one level of PIL's, bicubic within two. Every number that is drawn comes
+from the generator of one sample.
 """
 
 import math
@@ -16,33 +18,37 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+
+from dkcls.config import DataConfig
 
 INTERPOLATIONS = ("bilinear", "bicubic")
-_GREY = (0.299, 0.587, 0.114)
+GREY = (0.299, 0.587, 0.114)  # shares of red, green and blue in grey
 
 
 class Source(Protocol):
-    """An image, maybe not decoded yet."""
+    """Image that may not be decoded yet."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width."""
+        """Return height and width in pixels."""
 
     def rows(self, count: int | None = None) -> Tensor:
-        """uint8 [C, at least count, W]; all rows if None."""
+        """Return uint8 [C, at least count, W]; all rows if None."""
 
 
 class Transform(Protocol):
-    """Makes an image of the network's size; `key` seeds its random numbers."""
+    """Interface of a transform to the network's size; `key` seeds the random numbers."""
 
-    planar: bool  # whether the result is in planes, and a batch of them quicker to put together so, not in channels_last
+    # Whether the result is in planes, not channels_last: a batch of the same layout is quicker to
+    # put together.
+    planar: bool
 
     def __call__(self, source: Source, key: int) -> Tensor: ...
 
 
 class EvalTransform:
-    """Shorter side to floor(image_size / crop_ratio), as timm has it, centre crop."""
+    """Resize of the shorter side to floor(image_size / crop_ratio), as timm does; centre crop."""
 
     def __init__(self, image_size: int, crop_ratio: float = 0.875, interpolation: str = "bilinear"):
         if not 0 < crop_ratio <= 1:
@@ -62,7 +68,7 @@ class EvalTransform:
 
 
 class TrainTransform:
-    """Random crop, flip, colour jitter; or timm's RandAugment in the jitter's place, and timm's random erasing."""
+    """Random crop, flip, colour jitter or timm's RandAugment, and timm's random erasing."""
 
     def __init__(
         self,
@@ -85,7 +91,8 @@ class TrainTransform:
                 )
         if not (0 <= hflip <= 1 and 0 <= color_jitter <= 1 and 0 <= erase_prob <= 1):
             raise ValueError(
-                f"hflip, color_jitter and erase_prob must be from 0 to 1, got {hflip}, {color_jitter} and {erase_prob}"
+                "hflip, color_jitter and erase_prob must be from 0 to 1, "
+                f"got {hflip}, {color_jitter} and {erase_prob}"
             )
         self.interpolation = _check_interpolation(interpolation)
         self.image_size, self.scale, self.ratio = image_size, scale, ratio
@@ -115,9 +122,38 @@ class TrainTransform:
         return image
 
     def _erased(self, erase: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
-        """timm's erasing writes normal noise into normalised pixels."""
+        """Erase in normalised pixels, into which timm's erasing writes normal noise."""
         pixels = erase((image / 255 - self.mean) / self.std)
         return ((pixels * self.std + self.mean) * 255).round().clamp(0, 255).byte()
+
+
+def create_transform(
+    config: DataConfig,
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    training: bool,
+) -> Transform:
+    """Return the transform that a config asks for, to square images of `image_size` pixels.
+
+    `mean` and `std` are the data set's own. Where the config has others, erasing and RandAugment
+    take those, with which the images will be normalised.
+    """
+    interpolation = config.interpolation or "bilinear"
+    if not training:
+        return EvalTransform(image_size, config.crop_ratio, interpolation)
+    return TrainTransform(
+        image_size,
+        scale=(config.scale[0], config.scale[1]),
+        ratio=(config.ratio[0], config.ratio[1]),
+        hflip=config.hflip,
+        color_jitter=config.color_jitter,
+        rand_augment=config.rand_augment,
+        erase_prob=config.erase_prob,
+        interpolation=interpolation,
+        mean=for_channels(config.mean or mean, len(mean)),
+        std=for_channels(config.std or std, len(std)),
+    )
 
 
 def random_crop_box(
@@ -127,7 +163,7 @@ def random_crop_box(
     ratio: tuple[float, float],
     generator: torch.Generator,
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width): torchvision's RandomResizedCrop.get_params, number for number."""
+    """Return (top, left, height, width), with the numbers of torchvision's RandomResizedCrop."""
     low, high = _log_range(tuple(ratio))
     number = torch.empty(1)
     for _ in range(10):
@@ -165,10 +201,11 @@ def resize(image: Tensor, height: int, width: int, interpolation: str = "bilinea
 
 
 def jitter_colors(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Brightness, contrast and saturation, each by a factor from 1 - strength to 1 + strength, in random order.
+    """Change brightness, contrast and saturation in random order.
 
-    As torchvision's ColorJitter, but rounded once, at the end. The result is in planes. Sums are numpy's and no operation is a
-    fused one, so that the result does not depend on the number of threads.
+    Each factor is drawn from 1 - strength to 1 + strength. The result is that of torchvision's
+    ColorJitter, but rounded once, at the end, and is in planes. numpy computes the sums and no
+    operation is fused, so that the result does not depend on the number of threads.
     """
     order = torch.randperm(3, generator=generator).tolist()
     factors = torch.empty(3).uniform_(1 - strength, 1 + strength, generator=generator).tolist()
@@ -180,20 +217,19 @@ def jitter_colors(image: Tensor, strength: float, generator: torch.Generator) ->
         elif operation == 1:
             means = pixels.flatten(1).numpy().mean(axis=1).tolist()
             mean = (
-                sum(m * w for m, w in zip(means, _GREY, strict=True))
+                sum(m * w for m, w in zip(means, GREY, strict=True))
                 if len(means) == 3
                 else means[0]
             )
             pixels.mul_(factor).add_((1 - factor) * mean)
         elif len(pixels) == 3:
-            red, green, blue = (plane * weight for plane, weight in zip(pixels, _GREY, strict=True))
+            red, green, blue = (plane * weight for plane, weight in zip(pixels, GREY, strict=True))
             grey = red.add_(green).add_(blue).mul_(1 - factor)
             pixels.mul_(factor).add_(grey)
         if factor > 1:  # below that, every pixel moves towards a value that there is
             pixels.clamp_(0, 255)
-    return torch.from_numpy(
-        pixels.round_().numpy().astype(np.uint8)
-    )  # numpy's conversion is the vectorised one
+    # numpy's conversion is the vectorised one.
+    return torch.from_numpy(pixels.round_().numpy().astype(np.uint8))
 
 
 def _timm_rand_augment(config: str, image_size: int, mean: Sequence[float]) -> Callable[[Any], Any]:
@@ -215,7 +251,7 @@ def _timm_random_erasing(probability: float) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def _seeded_globals(key: int) -> Iterator[None]:
-    """timm draws from the global generators of random, numpy and torch: seeded here, and put back after."""
+    """Seed the global generators of random, numpy and torch for timm; restore them after."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key)
@@ -234,3 +270,49 @@ def _to_pil(image: Tensor) -> Image.Image:
 
 def _to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def for_channels(values: Sequence[float], channels: int) -> list[float]:
+    """Return `values`, or their mean for every channel if their number differs from `channels`."""
+    return list(values) if len(values) == channels else [sum(values) / len(values)] * channels
+
+
+class Normalize(nn.Module):
+    """Map from uint8 [B, C, H, W] to (x / 255 - mean) / std in `dtype`; keeps the memory format."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
+    ):
+        super().__init__()
+        if len(mean) != len(std) or min(std) <= 0:
+            raise ValueError(
+                "mean and std must have one number per channel, std positive, "
+                f"got {tuple(mean)} and {tuple(std)}"
+            )
+        self.dtype = dtype
+        scale, shift = (
+            [1 / (255 * s) for s in std],
+            [-m / s for m, s in zip(mean, std, strict=True)],
+        )
+        self.register_buffer("scale", torch.tensor(scale).view(-1, 1, 1), persistent=False)
+        self.register_buffer("shift", torch.tensor(shift).view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, images.float(), self.scale).to(self.dtype)
+
+
+def fit_channels(images: Tensor, channels: int) -> Tensor:
+    """Return uint8 [B, channels, H, W]: colour as grey, as PIL converts it, or grey repeated."""
+    if images.shape[1] == channels:
+        return images
+    if (images.shape[1], channels) == (1, 3):
+        return images.expand(-1, 3, -1, -1)
+    if (images.shape[1], channels) == (3, 1):
+        shares = images.new_tensor(GREY, dtype=torch.float32).view(3, 1, 1)
+        return (images * shares).sum(1, keepdim=True).round().byte()
+    raise ValueError(
+        f"images must have {channels} channels, as the network takes them, got {images.shape[1]}"
+    )

@@ -18,16 +18,18 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dkcls.config import Config, flat, to_config, unknown_key, valid_keys
-from dkcls.data.base import DataError
 from dkcls.engine.distributed import launched_by_torchrun
-from dkcls.engine.errors import INTERRUPTED, Interrupted, RankError, UserError
+from dkcls.errors import INTERRUPTED, DataError, Interrupted, RankError, UserError
 
 T = TypeVar("T")
 LOG_PARTS = ("handlers", "formatters", "filters", "loggers")
 
 
 def run(main: Callable[[], object], kind: type = Config) -> int:
-    """Runs a Hydra main. Returns 0; 1 for an error; 75 if asked to stop, so that it can go on; 130 for a second Ctrl-C."""
+    """Run a Hydra main and return the exit code.
+
+    0; 1 for an error; 75 if asked to stop, so that it can be resumed; 130 for a second Ctrl-C.
+    """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints and exits itself
     logging.basicConfig(
         level=logging.WARNING,
@@ -45,15 +47,17 @@ def run(main: Callable[[], object], kind: type = Config) -> int:
             main()
         except (UserError, HydraException, OmegaConfBaseException):
             raise
-        except Exception as error:  # not from the run, which has `errors` of its own: from the config's files and overrides
+        # Not from the run, which has `errors` of its own: from the config's files and overrides.
+        except Exception as error:
             raise UserError(f"the config cannot be composed: {explain(error, kind)}") from error
     return 0
 
 
 def script(kind: type[T], main: Callable[[T], int | None], about: str | None) -> int:
-    """Runs a script whose arguments are KEY=VALUE (or --KEY=VALUE), the fields of the dataclass `kind`, lists as [a,b].
+    """Run a script and return the exit code: what `main` returns, else 0; 1 for an error.
 
-    `about` is the script's docstring, for --help. Returns what `main` returns, else 0; 1 for an error, said in one sentence.
+    Its arguments are KEY=VALUE or --KEY=VALUE, the fields of the dataclass `kind`, lists as [a,b].
+    `about` is the script's docstring, for --help.
     """
     words = [word.removeprefix("--") for word in sys.argv[1:]]
     if {"help", "-h"} & set(words):
@@ -79,7 +83,10 @@ def _describe(kind: type) -> Iterator[str]:
 
 @contextmanager
 def errors(kind: type = Config) -> Iterator[None]:
-    """Says what went wrong, and exits. Inside a Hydra job too: Hydra would add to what it sees. `kind` has the valid keys."""
+    """Print what went wrong as one sentence, and exit. `kind` has the valid keys.
+
+    Inside a Hydra job too: Hydra would add to the errors that it sees.
+    """
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -110,7 +117,7 @@ def _fail(sentence: str, of_one_rank: bool = False) -> int:
 
 
 def explain(error: BaseException, kind: type) -> str:
-    """What Hydra and omegaconf say, as one sentence, with what comes nearest to a name that there is not."""
+    """Return an error of Hydra's or omegaconf's as one sentence, with the nearest valid name."""
     message = str(error) or type(error).__name__
     if missing := re.match(r"Could not override '([\w.]+)'", message):
         return unknown_key(missing[1], kind)
@@ -129,7 +136,7 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def hydra_runs_no_code() -> Iterator[None]:
-    """Hydra calls what a config names as a callback, a launcher or a log handler: it may name Hydra's own, and nothing else."""
+    """Let a config name nothing for Hydra to call but Hydra's own launchers and sweepers."""
     load = ConfigLoaderImpl.load_configuration
 
     def load_checked(*args: Any, **kwargs: Any) -> DictConfig:
@@ -159,5 +166,6 @@ def refuse_code(hydra: dict[str, Any]) -> None:
         hydra[key].get(part) for key in ("job_logging", "hydra_logging") for part in LOG_PARTS
     ):
         raise UserError(
-            "hydra.callbacks and Hydra's logging must be left alone: a config may not name code to run"
+            "hydra.callbacks and Hydra's logging must be left alone: "
+            "a config may not name code to run"
         )

@@ -1,4 +1,7 @@
-"""The processes of a run: who this one is, and how they agree. One process without torchrun is a world of one."""
+"""The processes of a run: who this one is, how they agree, and the precision they compute in.
+
+One process without torchrun is a world of one.
+"""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from dkcls.engine.errors import RankError, UserError
 from dkcls.engine.heartbeat import heartbeat
+from dkcls.errors import RankError, UserError
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,16 @@ class World:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def batch_per_rank(self, batch_size: int, accumulation: int = 1) -> int:
+        """Return the images per rank and accumulation step of a global batch."""
+        batch, rest = divmod(batch_size, self.size * accumulation)
+        if rest or not batch:
+            raise UserError(
+                "train.batch_size is over all ranks and accumulation steps: "
+                f"{batch_size} does not divide by {self.size} x {accumulation}"
+            )
+        return batch
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place, the same to the bit on each."""
@@ -63,7 +76,7 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """If what is done here fails for the user on one rank, all ranks fail, with the first one's sentence."""
+        """Make a UserError on one rank one on all ranks, with the first one's sentence."""
         error = ""
         try:
             yield
@@ -74,13 +87,29 @@ class World:
             raise UserError(first)
 
 
+def choose_precision(asked: str, world: World) -> str:
+    """Return the precision meant: "auto" is bf16 if every rank's device has it, else fp32."""
+    if asked != "auto":
+        return asked
+    has = False
+    if world.device.type == "cuda":
+        with torch.cuda.device(world.device):
+            has = torch.cuda.is_bf16_supported(including_emulation=False)
+    return "fp32" if world.any(not has)[0] else "bf16"
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
+
+
 def launched_by_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
 @contextmanager
 def start(device: str, timeout: float) -> Iterator[World]:
-    """Joins the other processes, if torchrun started any, for as long as the context lasts."""
+    """Join the other processes, if torchrun started any, for as long as the context lasts."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "device=cuda was asked for, but there is no CUDA device here; cpu or auto would run"
@@ -95,8 +124,9 @@ def start(device: str, timeout: float) -> Iterator[World]:
     place = torch.device("cpu")
     if on_gpu:
         if local >= torch.cuda.device_count():
+            gpus = torch.cuda.device_count()
             raise UserError(
-                f"torchrun started {local + 1} processes here, but there are {torch.cuda.device_count()} GPUs"
+                f"torchrun started {local + 1} processes here, but there are {gpus} GPUs"
             )
         place = torch.device("cuda", local)
         torch.cuda.set_device(place)
@@ -114,9 +144,8 @@ def start(device: str, timeout: float) -> Iterator[World]:
             yield World(place, rank, size)
     except RuntimeError as error:
         if "gloo" in str(error).lower() or isinstance(error, dist.DistError):
-            reason = (
-                str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]
-            )  # without gloo's own source line and advice
+            # Without gloo's own source line and advice.
+            reason = str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]
             raise RankError(f"lost the connection to another rank ({reason})") from error
         raise
     finally:
@@ -124,6 +153,9 @@ def start(device: str, timeout: float) -> Iterator[World]:
 
 
 def _store(timeout: timedelta) -> dist.Store:
-    """torchrun's, in a part that is new at every restart: it keeps the addresses of processes that are gone."""
+    """Return torchrun's store, in a part that is new at every restart.
+
+    The store keeps the addresses of processes that are gone.
+    """
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

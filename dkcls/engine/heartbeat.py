@@ -1,7 +1,8 @@
-"""Finds the rank that hangs: each process says through the store that it lives, and listens for the others.
+"""Heartbeats that find the rank that hangs.
 
-The others of a process that is stopped, or whose host is gone, wait for it within an all-reduce that nothing interrupts, and
-that ends without a name. So a thread of each rank listens: it names the silent one and ends its own process.
+If a process is stopped, or its host is gone, the others wait for it within an all-reduce that
+nothing interrupts, and that ends without a name. So each rank beats through the store, and a
+thread of each rank listens: it names the silent one and ends its own process.
 """
 
 import os
@@ -14,7 +15,9 @@ from contextlib import contextmanager
 from torch.distributed import Store
 
 INTERVALS = 20  # between two beats there is this part of the timeout, but not more than 5 s
-PATIENCE = 0.75  # the part of the timeout after which a rank is silent; gloo and NCCL give up, with no name, after all of it
+# The part of the timeout after which a rank is silent. After all of it gloo and NCCL give up, without
+# a name.
+PATIENCE = 0.75
 
 
 class Heartbeat:
@@ -27,7 +30,10 @@ class Heartbeat:
         self.done = threading.Event()
 
     def talk(self) -> None:
-        """Until the end. A store that does not answer blocks: then nobody is heard, this rank included."""
+        """Beat until the end.
+
+        A store that does not answer blocks: then nobody is heard of, this rank included.
+        """
         last = [0] * len(self.heard)
         while not self.done.wait(self.interval):
             try:
@@ -59,13 +65,19 @@ class Heartbeat:
     def explain(self, silent: list[int]) -> str:
         seconds = f"for {PATIENCE * self.timeout:.0f} s (train.timeout={self.timeout:g})"
         if self.rank in silent:
-            return f"rank {self.rank} cannot reach torchrun's store {seconds}: the host that keeps it hangs or is gone"
+            return (
+                f"rank {self.rank} cannot reach torchrun's store {seconds}: "
+                "the host that keeps it hangs or is gone"
+            )
         names = (
             f"rank {silent[0]} has"
             if len(silent) == 1
             else f"ranks {', '.join(map(str, silent))} have"
         )
-        return f"{names} not been heard of {seconds}: stopped, or the host is gone; the other ranks end"
+        return (
+            f"{names} not been heard of {seconds}: stopped, or the host is gone; "
+            "the other ranks end"
+        )
 
 
 @contextmanager

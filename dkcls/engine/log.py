@@ -1,4 +1,4 @@
-"""What rank 0 tells while a run goes on: metrics.jsonl, TensorBoard, and a progress bar or plain lines."""
+"""The log of a run, which rank 0 keeps: metrics.jsonl, TensorBoard, progress bar or plain lines."""
 
 import json
 import logging
@@ -23,25 +23,30 @@ from dkcls.layers import OffsetRecord
 
 logger = logging.getLogger(__name__)
 
-CLOCK = (
-    "seconds",
-    "images_per_s",
-    "data_wait",
-    "memory_mib",
-)  # in a line of metrics: what no two runs have in common
-SHOWN = ("loss", "top1", "map", "images_per_s")  # to whoever watches
+# Of a line of metrics: what no two runs have in common.
+CLOCK = ("seconds", "images_per_s", "data_wait", "memory_mib")
 
 
 class Log:
-    """Also a context: files are closed and the bar goes when it ends.
+    """The log, and a context at whose end files are closed and the bar goes.
 
-    `seconds` that the run took before, up to `step`.
+    Args:
+        shown: the metrics that lines and bar show, besides images per second.
+        seconds: that the run took before, up to `step`.
     """
 
     def __init__(
-        self, run: Path, step: int, total_steps: int, tensorboard: bool, seconds: float = 0.0
+        self,
+        run: Path,
+        step: int,
+        total_steps: int,
+        tensorboard: bool,
+        *,
+        shown: Sequence[str] = (),
+        seconds: float = 0.0,
     ):
         self.started = time.perf_counter() - seconds
+        self.shown = {*shown, "images_per_s"}
         self.path = run / "metrics.jsonl"
         self.file = self.path.open("ab", buffering=0)
         self.unwritten = b""  # while the disk is full
@@ -87,7 +92,7 @@ class Log:
         self.bar.update()
 
     def metrics(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
-        """A line of the file, a point on each of TensorBoard's curves, and a word to whoever watches."""
+        """Write a line of the file and points on TensorBoard's curves, and show the main values."""
         line = {
             "kind": kind,
             "step": step,
@@ -108,7 +113,7 @@ class Log:
             if self.board is not None:
                 for name, value in values.items():
                     self.board.add_scalar(f"{kind}/{name}", value, step)
-        shown = {name: f"{value:.4g}" for name, value in values.items() if name in SHOWN}
+        shown = {name: f"{value:.4g}" for name, value in values.items() if name in self.shown}
         if kind == "train":
             self.bar.set_postfix(shown)
         if kind != "train" or self.bar.disable:
@@ -142,7 +147,7 @@ class Log:
             self.excepthook(failure)
 
     def offsets(self, step: int, records: Mapping[str, OffsetRecord]) -> None:
-        """Of each layer: how far its offsets reach on average, and the share that leaves the scope."""
+        """Draw for each layer how far its offsets reach on average, and the share out of scope."""
         with self._board_may_fail():
             for layer, record in records.items():
                 reach = {"kernel_offset": record.kernel_offset, "image_offset": record.image_offset}
@@ -169,6 +174,12 @@ class Log:
                 self.board.add_image(
                     name, make_grid(shown.float() / 255, nrow=max(1, int(len(shown) ** 0.5)))
                 )
+
+
+def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print rows of (name, value) under a title."""
+    width = max(len(name) for name, _ in rows)
+    print("\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in rows)]))
 
 
 def _words(values: dict[str, Any]) -> str:

@@ -9,20 +9,21 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import SGD, Optimizer
 
-from dkcls.config import OptimConfig, ScheduleConfig
-from dkcls.engine.errors import UserError
+from dkcls.config import Config, OptimConfig, ScheduleConfig
+from dkcls.errors import UserError
 from dkcls.layers import offset_generators
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def freeze_(model: nn.Module, names: str | Sequence[str] | None) -> None:
-    """What is under these names does not train, nor does its normalisation gather statistics (`Trainer.set_train_mode`).
+    """Keep what is under these names as it is.
 
+    The normalisation there does not gather statistics either: `Trainer.set_train_mode`.
     `names`: "backbone" for all but the classifier, or the names of modules or parameters.
     """
     names = [names] if isinstance(names, str) else names or []
-    head = {id(p) for p in model.get_classifier().parameters()} if "backbone" in names else set()  # type: ignore[operator]
+    head = _ids(_classifier(model)) if "backbone" in names else set()
     for name in names:
         found = [
             p
@@ -32,7 +33,8 @@ def freeze_(model: nn.Module, names: str | Sequence[str] | None) -> None:
         if not found:
             children = ", ".join(name for name, _ in model.named_children())
             raise UserError(
-                f"model.freeze: there is nothing to train under {name!r}; the network has {children}"
+                f"model.freeze: there is nothing to train under {name!r}; "
+                f"the network has {children}"
             )
         for p in found:
             if name != "backbone" or id(p) not in head:
@@ -42,9 +44,10 @@ def freeze_(model: nn.Module, names: str | Sequence[str] | None) -> None:
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig, lr: float) -> list[dict]:
-    """Weights; scale and shift of normalisation, without decay; offset generators, at their own learning rate.
+    """Return the groups: weights, scale and shift of normalisation, offset generators.
 
-    With a `backbone_lr`, that is what they are multiplied by, and the classifier is a group of its own.
+    Normalisation has no weight decay, offset generators have a learning rate of their own. With a
+    `backbone_lr` all of them are multiplied by it, and the classifier is a group of its own.
     """
     generators = {
         id(p) for _, generator in offset_generators(model) for p in generator.parameters()
@@ -55,9 +58,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig, lr: float) -> list[d
         if isinstance(module, NORMS)
         for p in module.parameters(recurse=False)
     }
-    head = (
-        {id(p) for p in model.get_classifier().parameters()} if config.backbone_lr != 1 else set()
-    )  # type: ignore[operator]
+    head = _ids(_classifier(model)) if config.backbone_lr != 1 else set()
     named: dict[str, list[nn.Parameter]] = {
         "weights": [],
         "norms": [],
@@ -93,8 +94,11 @@ def make_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> SGD:
 
 
 def make_schedule(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int) -> Scheduler:
-    """`step_update(t)` sets lr*t/w in the w warm-up steps, then lr/2*(1 + cos(pi*(t-w)/(T-w))), T steps in all; or lr, and
-    after each drop `gamma` times what it was."""
+    """Return the schedule, whose `step_update(t)` sets the learning rate of step t.
+
+    That is lr*t/w in the w warm-up steps, then lr/2*(1 + cos(pi*(t-w)/(T-w))) with T steps in all;
+    or lr, and after each drop `gamma` times what it was.
+    """
     (total, warmup), drops = config.steps(steps_per_epoch), config.drops(steps_per_epoch)
     common: dict[str, Any] = {"warmup_t": warmup, "warmup_lr_init": 0.0, "t_in_epochs": False}
     if drops is None:
@@ -103,3 +107,30 @@ def make_schedule(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch:
         )
     shifted = [step + 1 for step in drops]  # timm's come one step early
     return MultiStepLRScheduler(optimizer, shifted, config.gamma, warmup_prefix=False, **common)
+
+
+def milestones(
+    schedule: Scheduler, config: Config, steps_per_epoch: int
+) -> list[tuple[str, int, float]]:
+    """Return (what, step, learning rate) along the schedule, as the schedule itself sets it."""
+    total, warmup = config.schedule.steps(steps_per_epoch)
+    drops = config.schedule.drops(steps_per_epoch)
+    steps = [("start", 0), ("end of warm-up", warmup)]
+    steps += [("half", (total + warmup) // 2)] if drops is None else []
+    steps += [("drop", step) for step in drops or []] + [("end", total)]
+    return [(what, step, config.learning_rate * _share(schedule, step)) for what, step in steps]
+
+
+def _share(schedule: Scheduler, step: int) -> float:
+    """Return the learning rate of a step over the peak."""
+    schedule.step_update(step)
+    group = max(schedule.optimizer.param_groups, key=lambda group: group["initial_lr"])
+    return group["lr"] / group["initial_lr"]
+
+
+def _classifier(model: nn.Module) -> nn.Module:
+    return model.get_classifier()  # type: ignore[operator]
+
+
+def _ids(module: nn.Module) -> set[int]:
+    return {id(p) for p in module.parameters()}

@@ -1,4 +1,4 @@
-"""A run's directory: held by one run at a time, with its config, its metrics and, when it is done, its result."""
+"""A run's directory, held by one process at a time: its config, metrics and, at the end, result."""
 
 import fcntl
 import io
@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from dkcls.config import Config, changed_keys
-from dkcls.engine.checkpoint import write_atomically
-from dkcls.engine.errors import UserError
+from dkcls.errors import UserError
+from dkcls.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class RunDirectory:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
                     return lock
-            lock.close()  # of a file that its holder removed in the meantime: nothing came of that run
+            # The holder has removed the file in the meantime: nothing came of its run.
+            lock.close()
 
     def check_config(self, config: Config) -> None:
         """The config of a run that is there must be the same."""
@@ -100,9 +101,9 @@ class RunDirectory:
         self._write("result.json", json.dumps(result, indent=2))
 
     def rewind(self, step: int, evaluation_due: bool) -> float:
-        """Forget the metrics of later steps, and of this one's evaluation if it is to come: they will be made again.
+        """Forget the metrics that will be made again: of later steps, of an evaluation to come.
 
-        Returns the seconds that the run had taken by the last line that is left.
+        Return the seconds that the run had taken by the last line that is left.
         """
         if not self.metrics.exists():
             return 0.0
@@ -118,7 +119,8 @@ class RunDirectory:
             content = None
         if not isinstance(content, dict):
             raise UserError(
-                f"{file} is damaged: it cannot be read as what a run wrote; remove it, or give another name=..."
+                f"{file} is damaged: it cannot be read as what a run wrote; "
+                "remove it, or give another name=..."
             )
         return content
 

@@ -1,17 +1,19 @@
-"""The training loop: batches in, steps, evaluations, checkpoints. It is handed built objects and a task.
+"""The training loop: batches, steps, evaluations, checkpoints, over built objects and a task.
 
-Everything random in a step is a function of (seed, step, rank), and everything counted is in the checkpoint: a run that was
-killed and started again ends with the same bits.
+Everything random in a step is a function of (seed, step, rank), and all totals are in the
+checkpoint: a run that was killed and started again ends with the same bits.
 """
 
 import errno
 import itertools
 import logging
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,22 +26,37 @@ from torch.optim import Optimizer
 
 from dkcls.data import Loader
 from dkcls.engine.checkpoint import Checkpoints
-from dkcls.engine.distributed import World
-from dkcls.engine.errors import Interrupted, UserError
-from dkcls.engine.evaluate import autocast, choose_precision, evaluate
+from dkcls.engine.distributed import World, autocast, choose_precision
+from dkcls.engine.evaluate import measure
 from dkcls.engine.log import Log, peak_memory
 from dkcls.engine.run_directory import RunDirectory
-from dkcls.engine.signals import StopRequest
 from dkcls.engine.task import Parts
+from dkcls.errors import Interrupted, UserError
 from dkcls.layers import record_offsets
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer:
-    """Owns the state of a run. `fit` runs it to its end, from wherever `load_state` left it.
+class StopRequest:
+    """Whether, and by which signal, this process was asked to stop."""
 
-    `wrapped` is the network as it is called in training: compiled, distributed, or as it is.
+    def __init__(self) -> None:
+        self.signal = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.signal)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Take note of a signal. A second Ctrl-C stops at once."""
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number).name
+
+
+class Trainer:
+    """The state of a run. `fit` runs it to its end, from wherever `load_state` left it.
+
+    `wrapped` is the network as training calls it: compiled, distributed, or as it is.
     """
 
     def __init__(
@@ -52,20 +69,17 @@ class Trainer:
         train_loader: Loader,
         val_loader: Loader,
     ):
-        self.parts, self.config, self.task, self.model = (
-            parts,
-            parts.config,
-            parts.task,
-            parts.model,
-        )
-        self.world, self.wrapped, self.optimizer, self.schedule = (
-            world,
-            wrapped,
-            optimizer,
-            schedule,
-        )
-        self.train_loader, self.val_loader = train_loader, val_loader
-        config, task, model = self.config, self.task, self.model
+        config, task, model = parts.config, parts.task, parts.model
+        self.parts = parts
+        self.config = config
+        self.task = task
+        self.model = model
+        self.world = world
+        self.wrapped = wrapped
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.train_loader = train_loader
+        self.val_loader = val_loader
         self.loaders = train_loader, val_loader
         self.precision = choose_precision(config.train.precision, world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.precision == "fp16")
@@ -74,11 +88,10 @@ class Trainer:
         self.total_steps, _ = config.schedule.steps(self.steps_per_epoch)
         self.step = self.bad_steps = self.skipped = 0
         self.evaluation_due = False
-        self.result: dict[str, float] = {}  # of the last evaluation
+        self.result: dict[str, float] = {}  # metrics of the last evaluation
         self.best: dict[str, float] = {}
-        self.sums = torch.zeros(
-            len(task.counts), dtype=torch.float64, device=world.device
-        )  # since the last line of metrics
+        # Totals since the last line of metrics.
+        self.sums = torch.zeros(len(task.sums), dtype=torch.float64, device=world.device)
         self.gradient_norm = torch.zeros((), device=world.device)
         self.buffers = list(model.buffers())
         self.buffers_before = [buffer.clone() for buffer in self.buffers]
@@ -87,12 +100,14 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """The one that the next step belongs to."""
+        """The epoch that the next step belongs to, from 0."""
         return self.step // self.steps_per_epoch
 
     def fit(self, run: RunDirectory, log: Log | None, stop: StopRequest) -> dict[str, float]:
-        """Trains to the end. Returns the last evaluation's figures, and the best's as best_*."""
-        self.run, self.log, self.stop = run, log, stop
+        """Train to the end. Return the last evaluation's metrics, and the best's as best_*."""
+        self.run = run
+        self.log = log
+        self.stop = stop
         self.checkpoints = Checkpoints(run.path, self.config.train.keep)
         self._start_clock()
         if self.evaluation_due:
@@ -103,8 +118,10 @@ class Trainer:
         return self.result | {f"best_{name}": value for name, value in self.best.items()}
 
     def _start_clock(self) -> None:
-        """Of the steps up to the next line of metrics."""
-        self.logged_at, self.logged_step, self.waited = time.perf_counter(), self.step, 0.0
+        """Start the clock of the steps up to the next line of metrics."""
+        self.logged_at = time.perf_counter()
+        self.logged_step = self.step
+        self.waited = 0.0
 
     def _train_epoch(self) -> None:
         self.train_loader.set_state(*divmod(self.step, self.steps_per_epoch))
@@ -123,27 +140,28 @@ class Trainer:
                     self._save()
 
     def train_step(self, batches: Iterator[Any]) -> None:
-        """One optimiser step, from as many batches as it accumulates."""
+        """Take one optimiser step, from as many batches as it accumulates."""
         self._seed()
         self.schedule.step_update(self.step)
         _copy(self.buffers, self.buffers_before)
-        sums, accumulation = torch.zeros_like(self.sums), self.config.train.accumulation
+        sums = torch.zeros_like(self.sums)
+        accumulation = self.config.train.accumulation
         for i in range(accumulation):
             started = time.perf_counter()
             batch = next(batches)
             self.waited += time.perf_counter() - started
-            last = i + 1 == accumulation
-            wait = isinstance(self.wrapped, DistributedDataParallel) and not last
-            with self.wrapped.no_sync() if wait else nullcontext():  # type: ignore[operator]
+            # DDP averages gradients on the last accumulation step only.
+            skip_sync = isinstance(self.wrapped, DistributedDataParallel) and i + 1 < accumulation
+            with self.wrapped.no_sync() if skip_sync else nullcontext():  # type: ignore[operator]
                 with autocast(self.world.device, self.precision):
-                    loss, counts = self.task.loss(self.wrapped, batch)
+                    loss, batch_sums = self.task.loss(self.wrapped, batch)
                 self.scaler.scale(loss / accumulation).backward()
-            sums += counts
+            sums += batch_sums
         self._update(sums)
         self.step += 1
 
     def _update(self, sums: Tensor) -> None:
-        """Moves the weights if loss and gradient are finite on all ranks; else leaves everything as it was."""
+        """Move the weights if loss and gradient are finite on all ranks, else change nothing."""
         self.scaler.unscale_(self.optimizer)
         parameters = [
             p
@@ -181,8 +199,8 @@ class Trainer:
         )
         if self.bad_steps > limit:
             raise UserError(
-                f"loss or gradient was not finite in {self.bad_steps} steps in a row, up to step {self.step}; "
-                f"the last good checkpoint is {self._last_checkpoint()}"
+                f"loss or gradient was not finite in {self.bad_steps} steps in a row, "
+                f"up to step {self.step}; the last good checkpoint is {self._last_checkpoint()}"
             )
 
     def _last_checkpoint(self) -> str:
@@ -190,15 +208,14 @@ class Trainer:
         return str(link.resolve()) if link and link.exists() else "none yet"
 
     def _end_epoch(self) -> None:
-        self.evaluation_due = (
-            self.epoch % self.config.train.eval_every == 0
-        ) or self.step == self.total_steps
+        every = self.config.train.eval_every
+        self.evaluation_due = self.epoch % every == 0 or self.step == self.total_steps
         if self.evaluation_due:
             self._save(trained=True)
         self._finish_epoch()
 
     def _finish_epoch(self) -> None:
-        """Between two checkpoints, so that a long evaluation costs nothing when the machine dies in it."""
+        """Evaluate between two checkpoints: a machine that dies in it costs no training."""
         self._check_flags(saved=self.evaluation_due)
         best = self._evaluate() if self.evaluation_due else False
         self._write_bad_files()
@@ -206,13 +223,14 @@ class Trainer:
         self._check_flags(saved=True)
 
     def _evaluate(self) -> bool:
-        """Whether the result is the best so far."""
+        """Evaluate, and return whether the result is the best so far."""
         self.evaluation_due = False
         model = self.ema.module if self.ema is not None else self.model
         self.world.broadcast_(model.buffers())
         self.val_loader.set_state(0, 0)
-        self.result = evaluate(self.task, model, self.val_loader, self.world, self.precision)
-        metric = self.task.metric
+        evaluation = self.task.evaluation()
+        self.result = measure(evaluation, model, self.val_loader, self.world, self.precision)
+        metric = self.task.best
         better = not self.best or self.result[metric] > self.best[metric]
         if better:
             self.best = {**self.result, "step": self.step, "epoch": self.epoch}
@@ -223,7 +241,7 @@ class Trainer:
         return better
 
     def _check_flags(self, saved: bool = False) -> None:
-        """What one rank knows and all must act on."""
+        """Act, on all ranks, on a signal or on bad files that one rank knows of."""
         stop, *exceeded = self.world.any(
             bool(self.stop), *(loader.bad_files.exceeded for loader in self.loaders)
         )
@@ -231,14 +249,14 @@ class Trainer:
             which, limit = "training" if exceeded[0] else "validation", self.config.data.bad_limit
             self._write_bad_files()
             raise UserError(
-                f"more than {limit:.2%} of the {which} files are bad (data.bad_limit); their names are in {self.bad_files}"
+                f"more than {limit:.2%} of the {which} files are bad (data.bad_limit); "
+                f"their names are in {self.bad_files}"
             )
         if stop:
             if not saved:
                 self._save()
-            raise Interrupted(
-                f"stopped by {self.stop.signal or 'a signal to another rank'} after step {self.step}"
-            )
+            cause = self.stop.signal or "a signal to another rank"
+            raise Interrupted(f"stopped by {cause} after step {self.step}")
 
     @property
     def bad_files(self) -> Path:
@@ -246,23 +264,18 @@ class Trainer:
         return self.run.path / "bad_files.txt"
 
     def _write_bad_files(self) -> None:
-        """The names that any rank has found."""
-        found = self.world.gather(
-            [name for loader in self.loaders for name in loader.bad_files.names]
-        )
-        if self.world.is_main and any(found):
+        """Write the names of the bad files that any rank has found."""
+        own = [name for loader in self.loaders for name in loader.bad_files.names]
+        found = sorted(set(itertools.chain(*self.world.gather(own))))
+        if self.world.is_main and found:
             with suppress(OSError):  # they are in the log as well
-                self.bad_files.write_bytes(
-                    b"".join(
-                        os.fsencode(f"{name}\n") for name in sorted({*itertools.chain(*found)})
-                    )
-                )
+                self.bad_files.write_bytes(b"".join(os.fsencode(f"{name}\n") for name in found))
 
     def _log_training(self) -> None:
         sums = self.world.sum_(self.sums.clone()).tolist()
         self.sums.zero_()
         if self.log:
-            values = self.task.summarize(self.task.counts, sums)
+            values = self.task.metrics(sums)
             now = time.perf_counter()
             values.pop("images")
             values |= {f"lr_{group['name']}": group["lr"] for group in self.optimizer.param_groups}
@@ -276,18 +289,16 @@ class Trainer:
                 "data_wait": self.waited / seconds,
                 "memory_mib": peak_memory(self.world.device),
             }
-            self.log.metrics(
-                "train", self.step, (self.step - 1) // self.steps_per_epoch + 1, values
-            )
+            epoch = (self.step - 1) // self.steps_per_epoch + 1
+            self.log.metrics("train", self.step, epoch, values)
         self._start_clock()
 
     def _log_offsets(self, model: nn.Module) -> None:
-        """Of the validation set's first images: how far the offsets reach, and how many leave their scope."""
-        if (
-            self.log is None
-            or self.log.board is None
-            or (batch := self.first_batch(self.val_loader)) is None
-        ):
+        """Log how far offsets reach, and how many leave their scope, on the first val images."""
+        if self.log is None or self.log.board is None:
+            return
+        batch = self.first_batch(self.val_loader)
+        if batch is None:
             return
         model.eval()
         with record_offsets(model) as records, torch.inference_mode():
@@ -296,7 +307,7 @@ class Trainer:
 
     @staticmethod
     def first_batch(loader: Loader) -> Any:
-        """Without the loader's workers."""
+        """Return the first batch, loaded without the loader's workers; None if there is none."""
         requests = itertools.islice(iter(loader.sampler), 1)
         return next(
             (loader.dataset.load(request.indices, request.epoch).batch for request in requests),
@@ -310,24 +321,28 @@ class Trainer:
                 frozen = any(not p.requires_grad for p in module.parameters())  # by model.freeze
                 module.train(not (frozen or self.config.train.freeze_bn))
 
+    def describe_precision(self) -> str:
+        """Return the precision, and what was asked for if that is not the same."""
+        asked = self.config.train.precision
+        same = asked == self.precision
+        return self.precision if same else f"{self.precision} (train.precision={asked})"
+
     def _seed(self) -> None:
-        """For what is random in a step: dropout, drop path, mixup."""
-        seed = np.random.SeedSequence(
-            [self.config.seed, self.step, self.world.rank]
-        ).generate_state(1)[0]
+        """Seed what is random in a step: dropout, drop path, mixup."""
+        sequence = np.random.SeedSequence([self.config.seed, self.step, self.world.rank])
+        seed = sequence.generate_state(1)[0]
         np.random.seed(seed)
-        torch.default_generator.manual_seed(
-            int(seed)
-        )  # torch.manual_seed takes a millisecond on a machine without CUDA
+        # torch.manual_seed takes a millisecond on a machine without CUDA.
+        torch.default_generator.manual_seed(int(seed))
         if self.world.device.type == "cuda":
             torch.cuda.manual_seed(int(seed))
 
     def state(self) -> dict[str, Any]:
-        """All that makes the rest of the run. The same on every rank but for `sums`, of which it has all."""
+        """Return everything needed to resume. Equal on all ranks; `sums` has one row per rank."""
         sums = self.sums.new_zeros(self.world.size, len(self.sums))
         sums[self.world.rank] = self.sums
         return {
-            **self.parts.facts,
+            **self.parts.card.to_dict(),
             "step": self.step,
             "evaluation_due": self.evaluation_due,
             "precision": self.precision,

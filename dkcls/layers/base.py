@@ -1,6 +1,7 @@
-"""What the layers share: nn.Conv2d's arguments, checked; a weight that they draw themselves; a bias, added last.
+"""Common parts of the layers: nn.Conv2d's arguments, checked; a weight; and a bias, added last.
 
-None is an nn.Conv2d, so that initialisers that go by that class, as timm's do, leave it alone.
+No layer is an nn.Conv2d, so that initialisers that go by that class, as timm's do, leave the layers
+alone: a layer draws its weight itself.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,11 @@ from dkcls.ops.geometry import Pair, pair
 
 
 class DynamicConv2d(nn.Module):
-    """Base class. A subclass adds its parameters and generators, says what `load_kernel` does, and calls `reset_parameters`."""
+    """Base class of the layers.
+
+    A subclass adds its parameters and generators, implements `load_kernel`, and calls
+    `reset_parameters`.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -35,7 +40,8 @@ class DynamicConv2d(nn.Module):
         super().__init__()
         if padding_mode != "zeros":
             raise ValueError(
-                f'padding_mode must be "zeros": taps that leave the input read zeros, got {padding_mode!r}'
+                'padding_mode must be "zeros": taps that leave the input read zeros, '
+                f"got {padding_mode!r}"
             )
         if (
             groups < 1
@@ -45,7 +51,8 @@ class DynamicConv2d(nn.Module):
             or out_channels < 1
         ):
             raise ValueError(
-                f"groups must divide in_channels = {in_channels} and out_channels = {out_channels}, got {groups}"
+                f"groups must divide in_channels = {in_channels} and "
+                f"out_channels = {out_channels}, got {groups}"
             )
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = pair(kernel_size, "kernel_size", 1)
@@ -54,7 +61,10 @@ class DynamicConv2d(nn.Module):
         self._padding, self._pad_first = self._resolve_padding()
 
     def _resolve_padding(self) -> tuple[Pair, list[int]]:
-        """What the operator pads, and what F.pad must before it: "same" may need more at the end than at the start."""
+        """Return the operator's padding, and the arguments of F.pad before the operator, if any.
+
+        "same" may need more padding at the end than at the start, which takes F.pad.
+        """
         if not isinstance(self.padding, str):
             return self.padding, []
         if self.padding not in ("same", "valid"):
@@ -73,9 +83,9 @@ class DynamicConv2d(nn.Module):
     def _require_depthwise(self) -> None:
         if not self.in_channels == self.out_channels == self.groups:
             raise ValueError(
-                f"{type(self).__name__} is depthwise: in_channels, out_channels and groups must be equal, got "
-                f"{self.in_channels}, {self.out_channels} and {self.groups}; pass out_channels={self.in_channels}, "
-                f"groups={self.in_channels}"
+                f"{type(self).__name__} is depthwise: in_channels, out_channels and groups must be "
+                f"equal, got {self.in_channels}, {self.out_channels} and {self.groups}; "
+                f"pass out_channels={self.in_channels}, groups={self.in_channels}"
             )
 
     def _add_parameters(
@@ -90,7 +100,7 @@ class DynamicConv2d(nn.Module):
         self.register_parameter("bias", vector)
 
     def _local_offsets(self) -> LocalOffsets:
-        """A generator with this layer's geometry."""
+        """Return an offset generator with this layer's geometry."""
         return LocalOffsets(
             self.in_channels,
             self.kernel_size,
@@ -103,21 +113,25 @@ class DynamicConv2d(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The draws of nn.Conv2d, in its order, and zeros for the generators."""
+        """Draw weight and bias as nn.Conv2d does, in its order; set the generators to zero."""
         kernel = draw_kernel(self.weight, self._kernel_shape)
         draw_bias_(self.bias, self._fan_in)
         self.load_kernel(kernel)
         self.reset_generators()
 
     def reset_generators(self) -> None:
-        """Zeros for what generates offsets or routing: the layer computes what `load_kernel` says."""
+        """Set offset generators and routing to zero.
+
+        The layer then computes what `load_kernel` says.
+        """
         for generator in self.children():
             generator.reset_parameters()  # type: ignore[operator]
 
     def load_kernel(self, kernel: Tensor, generator: torch.Generator | None = None) -> None:
-        """Makes a fresh layer compute what a rigid one with the weight `kernel` does, [Cout, Cin/groups, Kh, Kw].
+        """Make a fresh layer compute what a rigid layer with the weight `kernel` computes.
 
-        Whatever else has to be drawn, so that what starts alike can grow apart, comes from `generator`.
+        `kernel` is [Cout, Cin/groups, Kh, Kw]. `generator` draws whatever else has to be drawn, so
+        that parts that start alike can grow apart.
         """
         raise NotImplementedError(f"{type(self).__name__} has no one kernel to load")
 
@@ -143,7 +157,10 @@ class DynamicConv2d(nn.Module):
         return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
 
     def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        text = (
+            f"{self.in_channels}, {self.out_channels}, "
+            f"kernel_size={self.kernel_size}, stride={self.stride}"
+        )
         for name, default in (("padding", (0, 0)), ("dilation", (1, 1)), ("groups", 1)):
             value = getattr(self, name)
             text += f", {name}={value!r}" if value != default else ""

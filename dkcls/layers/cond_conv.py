@@ -1,4 +1,4 @@
-"""Conditional convolution as a layer: experts mixed per image by what the pooled input says."""
+"""Conditional convolution as a layer: the pooled input decides how experts are mixed, per image."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,13 @@ torch.fx.wrap("cond_conv2d")  # a node of its graphs: what an operator does depe
 
 
 class CondConv2d(DynamicConv2d):
-    """Convolution whose kernel is a mix of experts, per image. A fresh layer gives every expert one half.
+    """Convolution whose kernel is a mix of experts, per image; a fresh layer takes half of each.
 
-    The weight is [E, Cout, Cin/groups*Kh*Kw]: `.to(memory_format=torch.channels_last)` breaks on five dimensions.
+    The weight is [E, Cout, Cin/groups*Kh*Kw], because `.to(memory_format=torch.channels_last)`
+    breaks on five dimensions.
 
     Args:
-        experts: E, how many kernels there are to mix.
+        experts: E, the number of kernels to mix.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class CondConv2d(DynamicConv2d):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Every expert as nn.Conv2d draws its kernel, then the bias; zeros for the routing."""
+        """Draw every expert as nn.Conv2d draws a kernel, then the bias; set the routing to zero."""
         for expert in self.weight:
             expert.copy_(draw_kernel(self.weight, self._kernel_shape).flatten(1))
         draw_bias_(self.bias, self._fan_in)
@@ -67,10 +68,12 @@ class CondConv2d(DynamicConv2d):
 
     @torch.no_grad()
     def load_kernel(self, kernel: Tensor, generator: torch.Generator | None = None) -> None:
-        """Experts whose mix, one half of each, is `kernel`; otherwise they are as different as independent draws.
+        """Load experts whose mix, one half of each, is `kernel`, but that are different.
 
-        Equal experts would get equal gradients and stay equal. These are what E draws with 2/sqrt(E) of the kernel's
-        size are, given that their mix is the kernel: 2/E of it each, and noise that sums to zero over the experts.
+        Equal experts would get equal gradients and stay equal. So the experts are E independent
+        draws, of 2/sqrt(E) times the kernel's size, under the condition that their mix is the
+        kernel: each expert is 2/E of the kernel plus noise, and the noise sums to zero over the
+        experts.
         """
         self._check_kernel(kernel)
         kernel = kernel.to(self.weight).flatten(1)

@@ -1,4 +1,4 @@
-"""Rigid convolutions turned into layers that compute the same, and can learn to do more."""
+"""Conversion of rigid convolutions to layers that compute the same and can learn to do more."""
 
 from typing import Any
 
@@ -13,16 +13,17 @@ from dkcls.layers.registry import LAYERS, layer_class
 
 @torch.no_grad()
 def load_rigid_conv_(layer: DynamicConv2d, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Makes a layer compute what a rigid convolution with this weight [Cout, Cin/groups, Kh, Kw] and bias does.
+    """Make a layer compute what a rigid convolution with this weight and bias computes.
 
-    Its generators become zero. A scope from which its grid cannot read every kernel is refused.
+    `weight` is [Cout, Cin/groups, Kh, Kw]. The layer's generators become zero. A layer whose grid
+    cannot read every kernel from its scope is refused.
     """
     if isinstance(layer, ScopeConv2d) and not reads_every_kernel(
         layer.kernel_size, layer.scope, layer.grid
     ):
         raise ValueError(
-            f"scope {layer.scope} with grid={layer.grid!r} cannot hold every kernel of {layer.kernel_size}: "
-            f"take a scope of at least {layer.kernel_size}"
+            f"scope {layer.scope} with grid={layer.grid!r} cannot hold every kernel of "
+            f"{layer.kernel_size}: take a scope of at least {layer.kernel_size}"
         )
     layer.load_kernel(weight.to(layer.weight))
     layer.reset_generators()
@@ -35,18 +36,21 @@ def load_rigid_conv_(layer: DynamicConv2d, weight: Tensor, bias: Tensor | None =
 def convert_depthwise(
     model: nn.Module, op: str = "local_dk", *, scope: int | None = None, **options: Any
 ) -> nn.Module:
-    """Replaces every depthwise convolution of a model, in place, by a layer that computes the same until it is trained.
+    """Replace every depthwise convolution of a model by a layer, in place.
 
-    Convert before the optimiser is made. `offset_generators(model)` are what then wants a learning rate of its own.
+    Until training, the layer computes the same as the convolution. Convert before the optimiser is
+    made: the generators in `offset_generators(model)` then want a learning rate of their own.
 
         model = convert_depthwise(timm.create_model("convnext_tiny", pretrained=True), "local_dk")
 
     Args:
-        model: any network of nn.Conv2d. Convolutions of a derived class do something of their own and are refused, such as
-            timm's Conv2dSame (the networks named tf_...), whose padding depends on the input.
+        model: any network of nn.Conv2d. Convolutions of a derived class do something of their own
+            and are refused, such as timm's Conv2dSame (the networks named tf_...), whose padding
+            depends on the input.
         op: a name of `dkcls.layers.LAYERS`.
-        scope: of layers that have one; None takes one more than the kernel size, as the paper's 4 for 3 x 3.
-        options: of the layer: grid, clip, experts, backend, ...
+        scope: for layers that have a scope; None takes one more than the kernel size, as the
+            paper's 4 for 3 x 3.
+        options: arguments of the layer: grid, clip, experts, backend, ...
 
     Returns:
         The model.

@@ -1,4 +1,7 @@
-"""Layers that read their kernel from a scope: at places per position, per image, or fixed; and deformable convolution."""
+"""Layers that read their kernel from a scope, and deformable convolution.
+
+The coordinates at which the kernel is read differ per position, per image, or are fixed.
+"""
 
 from collections.abc import Sequence
 
@@ -17,16 +20,21 @@ for _operator in ("deform_kernel2d", "global_deform_kernel2d", "sample_kernel2d"
 
 
 class ScopeConv2d(DynamicConv2d):
-    """Base class of the layers with a scope: weights [Cout, Cin/groups, Sh, Sw] from which a Kh x Kw kernel is read.
+    """Base class of the layers with a scope, from which a Kh x Kw kernel is read.
+
+    The weight is [Cout, Cin/groups, Sh, Sw].
 
     Args:
         scope: Sh, Sw or both as an int.
-        grid: where the taps read when nothing moves them: "centered" (unit steps), "spread" (end to end), or the step.
-        clip: what happens to the offsets' gradient outside the scope: "hard" stops it, "projected" lets it lead back.
-        scope_init: "rigid" draws a kernel as nn.Conv2d does and takes the scope of least norm that reads as exactly it, so
-            that a fresh layer computes what the rigid one would (least squares where the grid cannot read every kernel);
-            "independent" draws every entry of the scope from the same distribution.
-        backend: of the operator; None chooses by device.
+        grid: the coordinates of the taps without offsets: "centered" (unit steps), "spread" (end to
+            end), or the step.
+        clip: fate of the offsets' gradient outside the scope: "hard" stops the gradient,
+            "projected" lets the gradient lead back.
+        scope_init: "rigid" draws a kernel as nn.Conv2d does and takes the scope of least norm that
+            reads as exactly that kernel, so that a fresh layer computes what the rigid layer would
+            (least squares where the grid cannot read every kernel); "independent" draws every entry
+            of the scope from the same distribution.
+        backend: backend of the operator; None chooses by device.
     """
 
     def __init__(
@@ -63,9 +71,8 @@ class ScopeConv2d(DynamicConv2d):
             raise ValueError(f'scope_init must be "rigid" or "independent", got {scope_init!r}')
         self.scope, self.grid, self.clip = pair(scope, "scope", 1), grid, clip
         self.scope_init, self.backend = scope_init, backend
-        make_geometry(
-            self.scope, self.kernel_size, grid=grid, clip=clip
-        )  # refuses what the operator would
+        # Refuses what the operator would refuse.
+        make_geometry(self.scope, self.kernel_size, grid=grid, clip=clip)
         self._add_parameters(
             out_channels, in_channels // groups, *self.scope, bias=bias, device=device, dtype=dtype
         )
@@ -73,11 +80,14 @@ class ScopeConv2d(DynamicConv2d):
         self.reset_parameters()
 
     def _add_generators(self) -> None:
-        """The generators of offsets, if any."""
+        """Add the generators of offsets, if any."""
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The draws of nn.Conv2d, in its order, and zeros for the generators."""
+        """Draw weight and bias as nn.Conv2d does, in its order; set the generators to zero.
+
+        With `scope_init` "independent", every entry of the scope is then drawn anew.
+        """
         super().reset_parameters()
         if self.scope_init == "independent":
             bound = self._fan_in**-0.5
@@ -114,7 +124,10 @@ class ScopeConv2d(DynamicConv2d):
 
 
 class StaticScope2d(ScopeConv2d):
-    """The control: a scope read on its fixed grid, nothing moves. Any groups; `clip` is then without effect."""
+    """Control: a scope read on its fixed grid, without offsets, with any groups.
+
+    `clip` has no effect.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = sample_kernel2d(self.weight, None, **self._sampling)[0]
@@ -124,7 +137,10 @@ class StaticScope2d(ScopeConv2d):
 
 
 class GlobalDeformKernel2d(ScopeConv2d):
-    """Global deformable kernels: offsets from the pooled input move the taps in the scope, per image. Any groups."""
+    """Global deformable kernels, with any groups.
+
+    Offsets from the pooled input move the taps in the scope, per image.
+    """
 
     def _add_generators(self) -> None:
         out = 2 * self.kernel_size[0] * self.kernel_size[1]
@@ -142,7 +158,10 @@ class GlobalDeformKernel2d(ScopeConv2d):
 
 
 class LocalDeformKernel2d(ScopeConv2d):
-    """Local deformable kernels, depthwise: offsets from a convolution move the taps in the scope, per position."""
+    """Local deformable kernels, depthwise.
+
+    Offsets from a convolution move the taps in the scope, per position.
+    """
 
     def _add_generators(self) -> None:
         self._require_depthwise()
@@ -156,7 +175,10 @@ class LocalDeformKernel2d(ScopeConv2d):
 
 
 class DeformKernelConv2d(LocalDeformKernel2d):
-    """Local deformable kernels and deformable convolution in one, depthwise: each with a generator of its own."""
+    """Local deformable kernels and deformable convolution in one, depthwise.
+
+    Each of the two has a generator of its own.
+    """
 
     def _add_generators(self) -> None:
         super()._add_generators()
@@ -169,10 +191,10 @@ class DeformKernelConv2d(LocalDeformKernel2d):
 
 
 class DeformConv2d(DynamicConv2d):
-    """Deformable convolution, depthwise: a plain Kh x Kw kernel, and offsets that move where it reads the input.
+    """Deformable convolution, depthwise: offsets move where a Kh x Kw kernel reads the input.
 
     Args:
-        backend: of the operator; None chooses by device.
+        backend: backend of the operator; None chooses by device.
     """
 
     def __init__(

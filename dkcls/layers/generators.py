@@ -1,7 +1,7 @@
-"""What the data decides: offsets, per position or per image, and the routing of conditional convolution.
+"""Generators of offsets, per position or per image, and the routing of conditional convolution.
 
-They hold their parameters themselves and are no nn.Conv2d or nn.Linear: initialisers that go by those classes, as timm's do,
-leave their zeros alone.
+Generators hold their parameters themselves and are no nn.Conv2d or nn.Linear, so that initialisers
+that go by those classes, as timm's do, leave the zeros alone.
 """
 
 from collections.abc import Iterator
@@ -51,11 +51,17 @@ class _PooledLinear(_Generator):
 
 
 class OffsetGenerator(_Generator):
-    """Marks the generators of kernel and image offsets, which train at a rate of their own. Offsets start at zero."""
+    """Base class of the generators of kernel and image offsets, which start at zero.
+
+    The class marks them for a learning rate of their own.
+    """
 
 
 class LocalOffsets(OffsetGenerator):
-    """Offsets per position: a dense convolution of the layer's own geometry, [N, C, H, W] -> [N, 2*Kh*Kw, Ho, Wo]."""
+    """Offsets per position: [N, C, H, W] -> [N, 2*Kh*Kw, Ho, Wo].
+
+    A dense convolution of the layer's own geometry makes the offsets.
+    """
 
     def __init__(
         self,
@@ -78,7 +84,10 @@ class LocalOffsets(OffsetGenerator):
 
     def extra_repr(self) -> str:
         kernel_size = tuple(self.weight.shape[2:])
-        return f"{super().extra_repr()}, {kernel_size=}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
+        return (
+            f"{super().extra_repr()}, {kernel_size=}, stride={self.stride}, "
+            f"padding={self.padding}, dilation={self.dilation}"
+        )
 
 
 class GlobalOffsets(_PooledLinear, OffsetGenerator):
@@ -86,14 +95,17 @@ class GlobalOffsets(_PooledLinear, OffsetGenerator):
 
 
 class Routing(_PooledLinear):
-    """What each expert counts for each image: [N, C, H, W] -> [N, experts], in (0, 1); one half at first."""
+    """Share of each expert for each image, in (0, 1): [N, C, H, W] -> [N, experts].
+
+    Every share is one half at first.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).sigmoid()
 
 
 def offset_generators(module: nn.Module) -> Iterator[tuple[str, OffsetGenerator]]:
-    """The names and generators of all offsets in a module; those of routing are not among them."""
+    """Yield the names and generators of all offsets in a module, without those of routing."""
     for name, child in module.named_modules():
         if isinstance(child, OffsetGenerator):
             yield name, child

@@ -11,13 +11,16 @@ from dkcls.ops.interpolation import interpolation_weights
 
 
 def draw_kernel(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """A kernel [Cout, Cin/groups, Kh, Kw] as nn.Conv2d draws it, with the dtype and device of `like`."""
+    """Return a kernel [Cout, Cin/groups, Kh, Kw] as nn.Conv2d draws it.
+
+    The dtype and device are those of `like`.
+    """
     kernel = torch.empty(*shape, dtype=like.dtype, device=like.device)
     return nn.init.kaiming_uniform_(kernel, a=math.sqrt(5))
 
 
 def draw_bias_(bias: Tensor | None, fan_in: int) -> None:
-    """A bias as nn.Conv2d draws it."""
+    """Draw a bias as nn.Conv2d does."""
     if bias is not None:
         bound = 1 / math.sqrt(fan_in)
         nn.init.uniform_(bias, -bound, bound)
@@ -26,10 +29,10 @@ def draw_bias_(bias: Tensor | None, fan_in: int) -> None:
 def scope_from_kernel(
     kernel: Tensor, scope: int | Sequence[int], grid: Grid = "centered"
 ) -> Tensor:
-    """The scope of least norm that reads as `kernel` on its grid, without offsets.
+    """Return the scope of least norm that reads as `kernel` on its grid, without offsets.
 
-    Where the grid cannot read every kernel (a scope smaller than the kernel, taps that coincide) it is the one that comes
-    closest in least squares. Mind flat scopes: see `fill_scope_`.
+    Where the grid cannot read every kernel (a scope smaller than the kernel, taps that coincide),
+    the scope comes closest in least squares. Mind flat scopes: see `fill_scope_`.
 
     Args:
         kernel: [..., Kh, Kw]
@@ -45,7 +48,10 @@ def scope_from_kernel(
 
 
 def draw_noise(like: Tensor, kernel: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Uniform noise as large as `kernel` in the mean square, with the shape, dtype and device of `like`."""
+    """Return uniform noise as large as `kernel` in the mean square.
+
+    Shape, dtype and device are those of `like`.
+    """
     device = like.device if generator is None else generator.device
     noise = torch.empty(like.shape, dtype=like.dtype, device=device).uniform_(
         -1, 1, generator=generator
@@ -57,11 +63,11 @@ def draw_noise(like: Tensor, kernel: Tensor, generator: torch.Generator | None) 
 def fill_scope_(
     scope: Tensor, kernel: Tensor, grid: Grid = "centered", generator: torch.Generator | None = None
 ) -> None:
-    """Writes `scope_from_kernel` into a scope [..., Sh, Sw], and makes it one that can learn.
+    """Write `scope_from_kernel` into a scope [..., Sh, Sw] so that the scope can learn.
 
-    Under one tap between two entries (1x1 with scope 2) the least-norm scope is flat: the offsets get no gradient, the
-    entries get equal gradients, and it stays flat for ever. Such a scope also gets noise of the kernel's own size, less the
-    part of it that the taps read.
+    Under one tap between two entries (1x1 with scope 2) the least-norm scope is flat: the offsets
+    get no gradient, the entries get equal gradients, and the scope stays flat for ever. Such a
+    scope also gets noise of the kernel's own size, less the part of the noise that the taps read.
     """
     size = scope.shape[-2:]
     scope.copy_(scope_from_kernel(kernel, size, grid))
@@ -72,7 +78,10 @@ def fill_scope_(
 
 
 def reads_every_kernel(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> bool:
-    """Whether any kernel can be read exactly from some scope, so that `scope_from_kernel` loses nothing."""
+    """Check whether every kernel of this size can be read exactly from some scope.
+
+    If so, `scope_from_kernel` loses nothing.
+    """
     return all(
         torch.linalg.matrix_rank(a) == k
         for a, k in zip(_axes(kernel_size, scope, grid), kernel_size, strict=True)
@@ -80,7 +89,10 @@ def reads_every_kernel(kernel_size: Sequence[int], scope: Sequence[int], grid: G
 
 
 def _is_flat(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> bool:
-    """Whether along some axis the least-norm scope has no slope at any tap, whatever the kernel."""
+    """Check whether along some axis the least-norm scope has no slope at any tap.
+
+    Which kernel the scope reads as does not matter.
+    """
     for matrix, k, s in zip(_axes(kernel_size, scope, grid), kernel_size, scope, strict=True):
         if s > 1:
             left = _coordinates(k, s, grid).floor().clamp(0, s - 2).long()
@@ -99,7 +111,7 @@ def _coordinates(kernel_size: int, scope: int, grid: Grid) -> Tensor:
 
 
 def _axes(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> list[Tensor]:
-    """For y and x, [K, S]: what each entry of the scope gives to each tap."""
+    """Return a matrix [K, S] each for y and x: what an entry of the scope gives to a tap."""
     return [
         interpolation_weights(_coordinates(k, s, grid), s)
         for k, s in zip(kernel_size, scope, strict=True)
@@ -107,7 +119,10 @@ def _axes(kernel_size: Sequence[int], scope: Sequence[int], grid: Grid) -> list[
 
 
 def _along_axes(matrices: Sequence[Tensor], values: Tensor) -> Tensor:
-    """y @ values @ x^T, as one product for all kernels: one each is slow where there are millions of them."""
+    """Return y @ values @ x^T.
+
+    One product serves all kernels, as one product each is slow for millions of kernels.
+    """
     y, x = (m.to(values.device) for m in matrices)
     flat = values.double().flatten(-2) @ torch.kron(y, x).t()
     return flat.to(values.dtype).unflatten(-1, (y.shape[0], x.shape[0]))

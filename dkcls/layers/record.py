@@ -1,4 +1,4 @@
-"""Watching the offsets: hooks on the generators while somebody asks, nothing at all otherwise."""
+"""Recording of offsets by hooks, which the generators have only while somebody records."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,20 +14,18 @@ from dkcls.ops.geometry import grid_step, tap_grid
 
 @dataclass
 class OffsetRecord:
-    """What one layer's generators said in its last forward pass, detached."""
+    """Offsets of one layer in its last forward pass, detached."""
 
     kernel_offset: Tensor | None = None  # [N, 2*Kh*Kw, Ho, Wo] or [N, 2*Kh*Kw]
     image_offset: Tensor | None = None  # [N, 2*Kh*Kw, Ho, Wo]
-    clipped: Tensor | None = (
-        None  # scalar: the share of scope coordinates strictly outside [0, S-1]
-    )
+    clipped: Tensor | None = None  # scalar: share of coordinates strictly outside [0, S-1]
 
 
 @contextmanager
 def record_offsets(model: nn.Module) -> Iterator[dict[str, OffsetRecord]]:
-    """Within the context, every layer's offsets by the layer's name, those of the last forward pass.
+    """Record every layer's offsets in the last forward pass, by the layer's name.
 
-    A compiled model runs uncompiled meanwhile: compiled code does not see hooks.
+    A compiled model runs uncompiled in this context: compiled code does not see hooks.
 
         with record_offsets(model) as records:
             model(images)
@@ -65,7 +63,10 @@ def _record(
 
 
 def clipped_share(kernel_offset: Tensor, layer: ScopeConv2d) -> Tensor:
-    """The share of the coordinates that `kernel_offset` gives which lie strictly outside the layer's scope."""
+    """Return the share of the taps' coordinates that lie strictly outside the layer's scope.
+
+    The coordinates are those of the grid plus `kernel_offset`.
+    """
     (kh, kw), (sh, sw) = layer.kernel_size, layer.scope
     y = torch.tensor(tap_grid(kh, sh, grid_step(layer.grid, kh, sh)), device=kernel_offset.device)
     x = torch.tensor(tap_grid(kw, sw, grid_step(layer.grid, kw, sw)), device=kernel_offset.device)

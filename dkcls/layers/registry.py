@@ -1,4 +1,4 @@
-"""The one place that maps a name to a layer."""
+"""Table of the layers by name."""
 
 from torch import nn
 
@@ -23,7 +23,7 @@ LAYERS: dict[str, type[nn.Module]] = {
 
 
 def layer_class(name: str) -> type[nn.Module]:
-    """The layer of that name; all take nn.Conv2d's arguments, and keywords of their own."""
+    """Return the layer of that name; each takes nn.Conv2d's arguments and keywords of its own."""
     if name not in LAYERS:
         raise ValueError(f"layer must be one of {', '.join(LAYERS)}, got {name!r}")
     return LAYERS[name]

@@ -1,4 +1,4 @@
-"""Networks, registered with timm when this package is imported: `timm.create_model("resnet50_dw_local4")`."""
+"""Networks, registered with timm on import: `timm.create_model("resnet50_dw_local4")`."""
 
 from dkcls.models import named
 from dkcls.models.convert import load_rigid_

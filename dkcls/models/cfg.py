@@ -1,4 +1,4 @@
-"""What timm wants to know of a network besides how to build it."""
+"""Facts about a network that timm wants to know besides how to build it."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 
 def imagenet_cfg(**changes: Any) -> dict[str, Any]:
-    """No weights; 224 x 224, the centre of an image whose shorter side is 256."""
+    """Return the facts for 224 x 224 pixels, the centre of an image whose shorter side is 256.
+
+    There are no pretrained weights.
+    """
     return {
         "url": "",
         "num_classes": 1000,

@@ -1,4 +1,8 @@
-"""Weights into networks: the same network's, or those of its rigid form into any variant, whose outputs then agree."""
+"""Loading of weights into networks.
+
+The weights may be the same network's, or those of its rigid form for any variant, whose outputs
+then agree with the rigid form's.
+"""
 
 import re
 from collections.abc import Mapping
@@ -36,10 +40,12 @@ _TORCHVISION_ENDS = {
 
 
 def load_weights_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
-    """Loads the same network's weights, or as `load_rigid_` those of its rigid form; returns what that returns.
+    """Load the same network's weights, or those of its rigid form (`load_rigid_`).
 
-    The weights may be for grey images and the network for colour, or the other way round: a grey image in three channels
-    then gives what it gives in one.
+    Returns the names that are left as they are: those of a classifier of another size.
+
+    The weights may be for grey images and the network for colour, or the other way round: a grey
+    image in three channels then gives the outputs that it gives in one.
     """
     own, state = model.state_dict(), _our_names(state_dict)
     first = f"{model.pretrained_cfg.get('first_conv')}.weight"  # type: ignore[operator,union-attr]
@@ -61,7 +67,10 @@ def load_weights_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[st
 
 
 def classes_and_channels(name: str, state_dict: Mapping[str, Tensor]) -> tuple[int, int]:
-    """How many classes and channels the weights of the network of that name are for; where they do not tell, its default."""
+    """Return how many classes and channels the weights are for.
+
+    Where the weights do not tell, the default of the network `name` counts.
+    """
     cfg, state = timm.get_pretrained_cfg(name) or PretrainedCfg(), _our_names(state_dict)
     classifier, first = (
         state.get(f"{module}.weight") for module in (cfg.classifier, cfg.first_conv)
@@ -73,15 +82,16 @@ def classes_and_channels(name: str, state_dict: Mapping[str, Tensor]) -> tuple[i
 
 
 def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
-    """Loads the weights of a rigid network so that `model`, of whatever operators, computes what that network does.
+    """Load the weights of a rigid network so that `model` computes what that network does.
 
-    Scopes become those of least norm that read as the rigid kernels; experts become different kernels that mix to the rigid one
-    (`CondConv2d.load_kernel` says how); all generators and routing become zero.
+    Scopes become those of least norm that read as the rigid kernels. Experts become different
+    kernels that mix to the rigid kernel (see `CondConv2d.load_kernel`). All generators and routing
+    become zero.
 
     Args:
-        model: a network of this package, of the same shape.
-        state_dict: of `resnet50_dw` or `mobilenetv2_dw`, of timm's or torchvision's MobileNet-V2; it may come from a
-            DistributedDataParallel or a compiled model.
+        model: a network of this package, of the same shape, with any operators.
+        state_dict: of `resnet50_dw` or `mobilenetv2_dw`, or of timm's or torchvision's
+            MobileNet-V2; also from a DistributedDataParallel or a compiled model.
 
     Returns:
         The names that are left as they are: those of a classifier of another size.
@@ -110,7 +120,7 @@ def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]
 
 
 def _our_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the prefixes of wrappers, and torchvision's MobileNet-V2 under timm's names."""
+    """Return the tensors under timm's names, without the prefixes of wrappers."""
     state = {_PREFIX.sub("", name): value for name, value in state_dict.items()}
     if "features.0.0.weight" in state:
         state = {_from_torchvision(name): value for name, value in state.items()}
@@ -118,21 +128,23 @@ def _our_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _classifier(model: nn.Module) -> str:
-    """What the names of the classifier's tensors begin with."""
+    """Return the prefix of the names of the classifier's tensors."""
     return next(
-        f"{name}." for name, module in model.named_modules() if module is model.get_classifier()
-    )  # type: ignore[operator]
+        f"{name}."
+        for name, module in model.named_modules()
+        if module is model.get_classifier()  # type: ignore[operator]
+    )
 
 
 def _fit_channels(weight: Tensor, channels: int) -> Tensor:
-    """A first convolution for grey images as one for colour, or the other way round."""
+    """Convert a first convolution from grey to colour images, or the other way round, if needed."""
     if (weight.shape[1], channels) == (1, 3):
         return weight.expand(-1, 3, -1, -1) / 3
     return weight.sum(1, keepdim=True) if (weight.shape[1], channels) == (3, 1) else weight
 
 
 def _rigid_shapes(model: nn.Module, layers: Mapping[str, DynamicConv2d]) -> dict[str, torch.Size]:
-    """The shapes of the state dict that the model would have if it were rigid."""
+    """Return the shapes of the state dict that the model would have if it were rigid."""
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     for name, layer in layers.items():
         shapes = {n: shape for n, shape in shapes.items() if not n.startswith(f"{name}.")}
@@ -146,7 +158,8 @@ def _check(got: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) ->
     missing, unknown = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
     if missing or unknown:
         raise ValueError(
-            f"the state dict is not that of this network's rigid form: {len(missing)} names are missing ({_some(missing)}), "
+            "the state dict is not that of this network's rigid form: "
+            f"{len(missing)} names are missing ({_some(missing)}), "
             f"{len(unknown)} are unknown ({_some(unknown)})"
         )
     for name, shape in expected.items():
@@ -159,7 +172,7 @@ def _some(names: list[str]) -> str:
 
 
 def _from_torchvision(name: str) -> str:
-    """torchvision's name of a tensor of MobileNet-V2 as timm's; other names stay."""
+    """Return timm's name of a tensor of torchvision's MobileNet-V2; other names stay."""
     block = _TORCHVISION_BLOCK.fullmatch(name)
     if block and int(block[1]) < len(_TORCHVISION_BLOCKS):
         number, part, rest = int(block[1]), block[2], block[3]

@@ -1,4 +1,7 @@
-"""Initial weights: by timm's rules, and the same for every variant of a network that starts from the same seed."""
+"""Initial weights by timm's rules.
+
+Variants of a network that start from the same seed start with the same kernels.
+"""
 
 import math
 
@@ -12,16 +15,17 @@ from dkcls.models.variants import Variant
 
 @torch.no_grad()
 def init_weights_(model: nn.Module, variant: Variant, *, per_group: bool) -> None:
-    """Draws every kernel anew, in network order; generators become zero, normalisation as it is when built.
+    """Draw every kernel anew, in network order; zero the generators, reset normalisation.
 
-    A layer with a scope or experts loads the kernel that the rigid layer in its place would have, so that variants with one
-    seed start from one function. What only they need is drawn from a second stream, and what was drawn before, as modules
-    were built, does not matter: all that is taken from PyTorch's own stream is two seeds.
+    A layer with a scope or experts loads the kernel that the rigid layer in its place would have,
+    so that variants with one seed start from one function. What only such layers need is drawn from
+    a second stream. What was drawn before, while modules were built, does not matter: only two
+    seeds are taken from PyTorch's own stream.
 
     Args:
         model: nothing happens to it while its parameters are on the meta device.
-        per_group: what a kernel's fan-out is, by which its variance is 2 / fan-out: Cout/groups * K * K as timm's EfficientNet
-            has it, or Cout * K * K as its ResNet has it.
+        per_group: whether a kernel's fan-out is Cout/groups * K * K, as in timm's EfficientNet, or
+            Cout * K * K, as in timm's ResNet. The kernel's variance is 2 / fan-out.
     """
     if any(p.is_meta for p in model.parameters()):
         return
@@ -62,7 +66,7 @@ def _init_conv(
 
 
 def _init_linear(linear: nn.Linear, per_group: bool, kernels: torch.Generator) -> None:
-    """The classifier: EfficientNet's rule, or that of nn.Linear, with which timm's ResNet is content."""
+    """Draw the classifier by EfficientNet's rule, or by nn.Linear's, which timm's ResNet keeps."""
     bound = (linear.out_features if per_group else linear.in_features) ** -0.5
     linear.weight.copy_(_like(linear.weight).uniform_(-bound, bound, generator=kernels))
     if per_group:

@@ -62,7 +62,7 @@ NANO = Layout(
 
 
 class BlockShape(NamedTuple):
-    """Where a block is in its network; `deformable` where there may be image offsets."""
+    """Shape and place of a block in its network; image offsets are possible where `deformable`."""
 
     in_channels: int
     out_channels: int
@@ -78,7 +78,7 @@ class BlockShape(NamedTuple):
 
 
 class DepthwiseSeparable(nn.Module):
-    """The block without expansion: depthwise 3x3, 1x1. The names are those of timm's block."""
+    """Block without expansion: depthwise 3x3, 1x1. The names are those of timm's block."""
 
     def __init__(self, shape: BlockShape, variant: Variant, norm_act: Any, **dd: Any):
         super().__init__()
@@ -98,7 +98,7 @@ class DepthwiseSeparable(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to more channels, depthwise 3x3, 1x1 to fewer. The names are those of timm's block."""
+    """Block of 1x1 to more channels, depthwise 3x3, 1x1 to fewer; the names are those of timm's."""
 
     def __init__(self, shape: BlockShape, variant: Variant, norm_act: Any, **dd: Any):
         super().__init__()
@@ -121,7 +121,10 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(EfficientNet):
-    """timm's EfficientNet of these blocks, with everything that timm's has. Rigid, its state dict is that of timm's."""
+    """EfficientNet of timm with these blocks, and with everything that timm's has.
+
+    The state dict of a rigid network is that of timm's network.
+    """
 
     def __init__(
         self,
@@ -179,23 +182,22 @@ class MobileNetV2(EfficientNet):
 
     @torch.jit.ignore
     def init_weights(self) -> None:
-        """Draws new weights; with one seed, the same for every variant."""
+        """Draw new weights; with one seed, the same for every variant."""
         init_weights_(self, self.variant, per_group=True)
 
 
 def _stages(
     layout: Layout, channels: int, width: float, output_stride: int, drop_path_rate: float
 ) -> Iterator[tuple[list[BlockShape], list[dict[str, Any]]]]:
-    """Of every stage, its blocks, and what timm wants to know of its output where that is the last of its size."""
+    """Yield the blocks of every stage, and what timm wants to know of its output.
+
+    timm wants to know nothing of a stage's output if the next stage's output has the same size.
+    """
     total = sum(stage.blocks for stage in layout.stages)
-    index, dilation, actual = (
-        0,
-        1,
-        2,
-    )  # actual: pixels per step, in a network that stops at output_stride
-    nominal = (
-        2  # the same without that: which layers are deformable does not depend on output_stride
-    )
+    # actual: pixels of the image per step, in a network that stops at output_stride.
+    index, dilation, actual = 0, 1, 2
+    # nominal: without that stop, as output_stride does not decide which layers are deformable.
+    nominal = 2
     for number, stage in enumerate(layout.stages, start=1):
         shapes = []
         out = make_divisible(stage.channels * width, layout.divisor)
@@ -248,12 +250,12 @@ def create_mobilenetv2_dw(name: str, pretrained: bool, **arguments: Any) -> nn.M
 
 @register_model
 def mobilenetv2_dw(pretrained: bool = False, **arguments: Any) -> nn.Module:
-    """MobileNet-V2, as timm's mobilenetv2_100 unless `spatial` or `pointwise` say otherwise."""
+    """Build MobileNet-V2; `spatial` and `pointwise` make it differ from timm's mobilenetv2_100."""
     return create_mobilenetv2_dw("mobilenetv2_dw", pretrained, **arguments)
 
 
 @register_model
 def mobilenetv2_nano(pretrained: bool = False, **arguments: Any) -> nn.Module:
-    """Six blocks for images of 32 x 32, grey, ten classes."""
+    """Build a network of six blocks for grey images of 32 x 32, with ten classes."""
     network = partial(MobileNetV2, NANO)
     return build_network(network, "mobilenetv2_nano", pretrained, 3, {"experts": 8, **arguments})

@@ -1,4 +1,4 @@
-"""The paper's networks by name in timm: a builder, and the arguments of the network's row as defaults."""
+"""Networks of the paper by name in timm: a builder, with the arguments of the row as defaults."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,8 @@
-"""The paper's 22 networks: what it says of them, what they count exactly, and how they are built; and its 18 detectors."""
+"""Tables of the paper: 22 networks and 18 detectors.
+
+A network has the metrics that the paper prints, exact parameters and multiply-adds, and the
+arguments that build it. A detector has the metrics that the paper prints.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,7 +21,7 @@ POINT2 = {"pointwise": "global_dk", "pointwise_scope": 2}
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of the paper's tables."""
+    """Row of the paper's tables."""
 
     name: str  # in timm
     top1: float  # percent on ImageNet, as printed
@@ -30,7 +34,7 @@ class PaperRow:
 
     @property
     def generator_lr_multiplier(self) -> float:
-        """Of the learning rate of all offset generators."""
+        """Return the factor on the learning rate for all offset generators."""
         return 0.01 if self.name.startswith("resnet") else 0.1
 
 
@@ -132,7 +136,7 @@ PAPER = (
 
 
 class DetectionRow(NamedTuple):
-    """A row of the paper's Tables 3 and 4: average precisions on COCO, percent, as printed."""
+    """Row of the paper's Tables 3 and 4: average precisions on COCO, percent, as printed."""
 
     name: str  # of the backbone, in timm
     map: float

@@ -1,4 +1,4 @@
-"""ResNet-50-DW: ResNet-50 whose 3x3 convolutions are depthwise, twice as wide, and of any operator."""
+"""ResNet-50-DW: ResNet-50 with depthwise 3x3 convolutions, twice as wide, of any operator."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from dkcls.models.variants import Variant, build_network
 
 
 class Bottleneck(nn.Module):
-    """1x1, depthwise 3x3, 1x1; the names are those of timm's block."""
+    """Block of 1x1, depthwise 3x3, 1x1; the names are those of timm's block."""
 
     expansion = 4
 
@@ -37,9 +37,8 @@ class Bottleneck(nn.Module):
         super().__init__()
         dd: dict[str, Any] = {"device": device, "dtype": dtype}
         width = 2 * planes
-        deformable = (
-            planes > 64
-        )  # from layer2 on, where images of 224 x 224 have become smaller than 56 x 56
+        # From layer2 on, where images of 224 x 224 have become smaller than 56 x 56.
+        deformable = planes > 64
         self.conv1 = variant.pointwise_conv(inplanes, width, **dd)
         self.bn1 = norm_layer(width, **dd)
         self.act1 = act_layer(inplace=True)
@@ -68,7 +67,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNetDW(ResNet):
-    """timm's ResNet of these blocks, with everything that timm's has."""
+    """ResNet of timm with these blocks, and with everything that timm's has."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class ResNetDW(ResNet):
 
     @torch.jit.ignore
     def init_weights(self, zero_init_last: bool = True) -> None:
-        """Draws new weights; with one seed, the same for every variant."""
+        """Draw new weights; with one seed, the same for every variant."""
         if not hasattr(self, "variant"):
             return  # timm's constructor calls this one time too early
         init_weights_(self, self.variant, per_group=False)
@@ -127,5 +126,5 @@ def create_resnet50_dw(name: str, pretrained: bool, **arguments: Any) -> nn.Modu
 
 @register_model
 def resnet50_dw(pretrained: bool = False, **arguments: Any) -> nn.Module:
-    """ResNet-50-DW, rigid unless `spatial` or `pointwise` say otherwise."""
+    """Build ResNet-50-DW, rigid unless `spatial` or `pointwise` say otherwise."""
     return create_resnet50_dw("resnet50_dw", pretrained, **arguments)

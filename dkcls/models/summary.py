@@ -1,4 +1,7 @@
-"""What a network costs: parameters, multiply-adds, activations. Counted with tensors without data: nothing is computed."""
+"""Costs of a network: parameters, multiply-adds, activations.
+
+Tensors without data are enough for the counts, so nothing is computed.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +24,13 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_macs(model: nn.Module, input_size: Sequence[int]) -> int:
-    """Multiply-adds per image of [C, H, W] = `input_size`, of convolutions and linear layers, as the paper counts.
+    """Return the multiply-adds per image [C, H, W] = `input_size`, as the paper counts them.
 
-    torch's FLOP counter, halved. It sees how layers with a kernel per image are computed: kernels sampled by an einsum, experts
-    mixed into one kernel. Of these layers only their generators are taken from it, and for the rest the convolution's own
-    Cout*Ho*Wo*Cin/groups*Kh*Kw, times the number of experts: sampling is left out, experts are E convolutions.
+    Only convolutions and linear layers count, by torch's FLOP counter, halved. For a layer with a
+    kernel per image, the counter sees how the kernel is computed: sampled by an einsum, or mixed
+    from experts. Of such a layer only the generators' count is kept. The rest is counted as the
+    convolution's own Cout*Ho*Wo*Cin/groups*Kh*Kw, times the number of experts: sampling is left
+    out, and E experts are E convolutions.
     """
     own, counter = 0, FlopCounterMode(display=False)
     inner: list[int] = []
@@ -47,7 +52,7 @@ def count_macs(model: nn.Module, input_size: Sequence[int]) -> int:
 
 
 def count_activations(model: nn.Module, input_size: Sequence[int]) -> int:
-    """Elements per image that convolutions and linear layers put out, generators included."""
+    """Return the elements per image that convolutions, linear layers and generators put out."""
     total = 0
 
     def leave(layer: nn.Module, out: Tensor) -> None:
@@ -60,7 +65,7 @@ def count_activations(model: nn.Module, input_size: Sequence[int]) -> int:
 
 
 def _conv_macs(layer: DynamicConv2d, out: Tensor) -> int:
-    """Per image."""
+    """Return the multiply-adds per image."""
     per_output = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
     return out[0].numel() * per_output * (layer.experts if isinstance(layer, CondConv2d) else 1)
 
@@ -88,7 +93,10 @@ def _hooks(
 
 @torch.no_grad()
 def _run(model: nn.Module, input_size: Sequence[int]) -> None:
-    """A forward pass with FakeTensors that leaves the model as it is, its mode and statistics included."""
+    """Run a forward pass with FakeTensors.
+
+    The model stays as it is, its mode and statistics included.
+    """
     if len(input_size) != 3:
         raise ValueError(f"input_size must be [C, H, W], got {list(input_size)}")
     with FakeTensorMode():

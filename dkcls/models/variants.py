@@ -1,6 +1,7 @@
-"""What a network is built of: which operator its depthwise and 1x1 convolutions are, and the operators' options.
+"""Variants of a network: the operators of its depthwise and 1x1 convolutions, and their options.
 
-One object for all families. Blocks ask it for their convolutions when they are built; nothing is swapped afterwards.
+One class serves all families. Blocks ask it for their convolutions when they are built; nothing is
+swapped afterwards.
 """
 
 import inspect
@@ -20,10 +21,8 @@ from dkcls.ops.geometry import Grid
 
 SPATIAL = tuple(LAYERS)
 POINTWISE = ("rigid", "global_dk", "cond")
-NOT_DEFORMABLE = {
-    "dcn": "rigid",
-    "dcn_local_dk": "local_dk",
-}  # what is left of an operator without image offsets
+# The rest of an operator without its image offsets.
+NOT_DEFORMABLE = {"dcn": "rigid", "dcn_local_dk": "local_dk"}
 TIMM_ARGUMENTS = (
     "features_only",
     "out_indices",
@@ -37,14 +36,16 @@ TIMM_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Variant:
-    """The arguments that all families take.
+    """Arguments that all families take.
 
     Args:
-        spatial: the depthwise convolutions: a name of `dkcls.layers.LAYERS`. Where a network is too shallow for image offsets,
-            "dcn" is "rigid" and "dcn_local_dk" is "local_dk".
-        pointwise: the 1x1 convolutions in the blocks, and MobileNet-V2's last: "rigid", "global_dk" or "cond".
-        scope, pointwise_scope: of the deformable kernels of either.
-        experts: of conditional convolutions.
+        spatial: operator of the depthwise convolutions, a name of `dkcls.layers.LAYERS`. Where a
+            network is too shallow for image offsets, "dcn" is "rigid" and "dcn_local_dk" is
+            "local_dk".
+        pointwise: operator of the 1x1 convolutions in the blocks, and of MobileNet-V2's last:
+            "rigid", "global_dk" or "cond".
+        scope, pointwise_scope: scope of the deformable kernels of either.
+        experts: number of experts of conditional convolutions.
         grid, clip, scope_init: as the layers take them.
         depthwise_gain: scales the initial depthwise weights.
     """
@@ -75,7 +76,7 @@ class Variant:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> nn.Module:
-        """A depthwise 3x3 convolution; `deformable` where the network has image offsets, if it has any."""
+        """Return a depthwise 3x3 convolution; `deformable` where image offsets are allowed."""
         name = self.spatial if deformable else NOT_DEFORMABLE.get(self.spatial, self.spatial)
         options = {
             "bias": False,
@@ -95,7 +96,7 @@ class Variant:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> nn.Module:
-        """A 1x1 convolution."""
+        """Return a 1x1 convolution."""
         options = {
             "bias": False,
             "device": device,
@@ -122,9 +123,10 @@ def build_network(
     feature_levels: int,
     arguments: Mapping[str, Any],
 ) -> nn.Module:
-    """What an entry point returns: `network(variant, **arguments)`, and what timm makes of it.
+    """Build `network(variant, **arguments)` by timm, as an entry point returns it.
 
-    The arguments are the fields of `Variant`, the keyword-only ones of `network`, and timm's own; any other is refused.
+    The arguments are the fields of `Variant`, the keyword-only ones of `network`, and timm's own;
+    any other is refused.
     """
     own = [field.name for field in fields(Variant)]
     keywords = [
@@ -145,14 +147,16 @@ def _check_arguments(name: str, arguments: Iterable[str], valid: list[str]) -> N
     for argument in arguments:
         if argument not in valid:
             raise ValueError(
-                f"{name} has no argument {argument!r}; it has {', '.join(_nearest_first(argument, valid))}"
+                f"{name} has no argument {argument!r}; "
+                f"it has {', '.join(_nearest_first(argument, valid))}"
             )
 
 
 def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(
-            f"{argument} must be one of {', '.join(_nearest_first(str(value), choices))}, got {value!r}"
+            f"{argument} must be one of {', '.join(_nearest_first(str(value), choices))}, "
+            f"got {value!r}"
         )
 
 

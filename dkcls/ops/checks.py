@@ -1,4 +1,4 @@
-"""What every operator checks and casts before it computes."""
+"""Checks and casts that every operator makes before it computes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from dkcls.ops.geometry import Geometry
-from dkcls.ops.triton_host import AMD, has_kernels, interpreting
+from dkcls.ops.triton_launch import AMD, has_kernels, interpreting
 
-BACKENDS = (None, "reference", "triton", "cpu")
+BACKENDS = (None, "reference", "taps", "cpu", "triton")
 
 
 def autocast(data: Sequence[Tensor], offsets: Sequence[Tensor | None]) -> list[Any]:
@@ -33,13 +33,13 @@ def widen(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """channels_last only where the tensor is that and nothing else."""
+    """Return channels_last only for a tensor that is channels_last and not contiguous too."""
     channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def check_input(input: Tensor, geometry: Geometry) -> None:
-    """A batch of floating-point images into which the kernel fits."""
+    """Check that `input` is a batch of floating-point images into which the kernel fits."""
     if input.dim() != 4:
         raise ValueError(f"input must be [N, C, H, W], got {list(input.shape)}")
     if not input.is_floating_point():
@@ -52,7 +52,8 @@ def check_input(input: Tensor, geometry: Geometry) -> None:
     ho, wo = geometry.output_size(height, width)
     if ho < 1 or wo < 1:
         raise ValueError(
-            f"input of {list(input.shape[2:])} is too small for kernel_size {geometry.kernel_size}, padding {geometry.padding} "
+            f"input of {list(input.shape[2:])} is too small for "
+            f"kernel_size {geometry.kernel_size}, padding {geometry.padding} "
             f"and dilation {geometry.dilation}: the output would be [{ho}, {wo}]"
         )
 
@@ -63,7 +64,7 @@ def check_shape(name: str, tensor: Tensor, layout: str, shape: Sequence[int]) ->
 
 
 def check_same(name: str, tensor: Tensor, like: Tensor, like_name: str = "input") -> None:
-    """One device and one dtype."""
+    """Check that both tensors have the same device and dtype."""
     if tensor.device != like.device:
         raise ValueError(
             f"{name} must be on {like_name}'s device {like.device}, got {tensor.device}"
@@ -73,7 +74,7 @@ def check_same(name: str, tensor: Tensor, like: Tensor, like_name: str = "input"
 
 
 def check_offset(name: str, offset: Tensor, like: Tensor, like_name: str = "input") -> None:
-    """Offsets are float32 or of the data's dtype: other mixes lose precision unseen."""
+    """Check that offsets are float32 or of the data's dtype: other mixes lose precision unseen."""
     if offset.dtype != torch.float32:
         check_same(name, offset, like, like_name)
     elif offset.device != like.device:
@@ -90,7 +91,7 @@ def check_offsets(
     *,
     per_image: bool,
 ) -> None:
-    """Offsets per position; the kernel_offset per image as well where it may be."""
+    """Check offsets per position, and a kernel_offset per image where `per_image` allows it."""
     whole = [input.shape[0], 2 * geometry.taps]
     local = [*whole, *geometry.output_size(input.shape[2], input.shape[3])]
     for name, offset in (("kernel_offset", kernel_offset), ("image_offset", image_offset)):
@@ -104,19 +105,10 @@ def check_offsets(
         check_offset(name, offset, input)
 
 
-def default_backend(tensor: Tensor) -> str:
-    """The fastest backend for a tensor's device and dtype."""
-    if tensor.dtype == torch.float64:
-        return "taps"
-    if has_kernels(tensor):
-        return "triton"
-    return "cpu" if tensor.device.type == "cpu" else "taps"
-
-
 def check_backend(
     backend: str | None, tensor: Tensor, known: tuple[str | None, ...] = BACKENDS
 ) -> None:
-    """A backend that is among the known ones and takes a tensor of that device and dtype."""
+    """Check that a backend is among the known ones and takes the tensor's device and dtype."""
     if backend not in known:
         raise ValueError(f"backend must be one of {known}, got {backend!r}")
     if backend == "cpu" and tensor.device.type != "cpu":

@@ -1,4 +1,6 @@
-"""Conditional convolution: y[n] = conv(x[n], sum_e routing[n,e] * W_e), one mixed kernel per image instead of E convolutions.
+"""Conditional convolution: one kernel per image, mixed from E experts, instead of E convolutions.
+
+    y[n] = conv(x[n], sum_e routing[n,e] * W_e)
 
 N batch, E experts, Cin/Cout channels, H/W input, Ho/Wo output, K kernel side.
 """
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from dkcls.ops.checks import autocast, check_offset, check_shape
 from dkcls.ops.geometry import make_geometry
-from dkcls.ops.per_image_conv import check_convolution, per_image_conv2d, per_image_depthwise_conv2d
+from dkcls.ops.per_image import check_convolution, per_image_conv2d, per_image_depthwise_conv2d
 
 
 def cond_conv2d(
@@ -22,12 +24,12 @@ def cond_conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Convolution of each image with its own mix of the experts' kernels.
+    """Convolve each image with its own mix of the experts' kernels.
 
     Args:
         input: [N, Cin, H, W], contiguous or channels_last; the output has the same memory format.
         weight: [E, Cout, Cin/groups, Kh, Kw], a kernel per expert.
-        routing: [N, E], what each expert counts for each image.
+        routing: [N, E], the weight of each expert for each image.
         stride, padding, dilation: an int or a pair (y, x).
 
     Returns:
@@ -46,5 +48,8 @@ def cond_conv2d(
 
 
 def mix_experts(weight: Tensor, routing: Tensor) -> Tensor:
-    """[E, Cout, Cin/groups, Kh, Kw] and [N, E] -> [N, Cout, Cin/groups, Kh, Kw], in the weights' precision."""
+    """Return the mixed kernels [N, Cout, Cin/groups, Kh, Kw], in the weights' precision.
+
+    `weight` is [E, Cout, Cin/groups, Kh, Kw], `routing` [N, E].
+    """
     return (routing.to(weight.dtype) @ weight.flatten(1)).unflatten(1, weight.shape[1:])

@@ -1,4 +1,7 @@
-"""Where taps fall: output sizes and the grid on which a fresh deformable kernel reads its scope. The only copy of both."""
+"""Output sizes, and the grid on which a fresh deformable kernel reads its scope.
+
+Python code computes both here only; the Triton kernels repeat the grid's formula.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +11,7 @@ Grid = str | float
 
 
 def pair(value: int | Sequence[int], name: str, minimum: int) -> Pair:
-    """An int or a pair of ints as a pair, checked."""
+    """Return an int or a pair of ints as a pair, after checking it."""
     if type(value) is int and value >= minimum:
         return value, value
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
@@ -22,7 +25,7 @@ def pair(value: int | Sequence[int], name: str, minimum: int) -> Pair:
 
 
 def grid_step(grid: Grid, kernel_size: int, scope: int) -> float:
-    """The distance between neighbouring taps in the scope, along one axis."""
+    """Return the distance between neighbouring taps in the scope, along one axis."""
     if grid == "centered":
         return 1.0
     if grid == "spread":
@@ -33,7 +36,10 @@ def grid_step(grid: Grid, kernel_size: int, scope: int) -> float:
 
 
 def tap_grid(kernel_size: int, scope: int, step: float) -> list[float]:
-    """Scope coordinate of each tap along one axis, before any offset: centred, `step` apart, within [0, scope - 1]."""
+    """Return the scope coordinate of each tap along one axis, before any offset.
+
+    Taps are centred, `step` apart, and clamped to [0, scope - 1].
+    """
     centre, last = (scope - 1) / 2, scope - 1
     return [
         min(max(centre + (k - (kernel_size - 1) / 2) * step, 0.0), float(last))
@@ -42,7 +48,10 @@ def tap_grid(kernel_size: int, scope: int, step: float) -> list[float]:
 
 
 class Geometry(NamedTuple):
-    """Everything about a call that is not a tensor, one value per axis (y, x). The order is that of the registered ops."""
+    """Settings of a call that are not tensors, with one value per axis (y, x).
+
+    Their order is that of the registered ops.
+    """
 
     kernel_size: Sequence[int]
     stride: Sequence[int]
@@ -55,8 +64,15 @@ class Geometry(NamedTuple):
     def taps(self) -> int:
         return self.kernel_size[0] * self.kernel_size[1]
 
+    def static(self) -> "Geometry":
+        """Return the same settings with tuples for the dispatcher's lists, which have no hash."""
+        size, stride, padding, dilation, step, clip = self
+        return Geometry(
+            tuple(size), tuple(stride), tuple(padding), tuple(dilation), tuple(step), clip
+        )
+
     def tap_origin(self, tap: int, scope: Sequence[int]) -> tuple[float, float]:
-        """Scope coordinates (y, x) of a tap, before any offset."""
+        """Return the scope coordinates (y, x) of a tap, before any offset."""
         y, x = (
             tap_grid(self.kernel_size[a], scope[a], self.step[a])[k]
             for a, k in enumerate(divmod(tap, self.kernel_size[1]))
@@ -64,7 +80,7 @@ class Geometry(NamedTuple):
         return y, x
 
     def output_size(self, height: int, width: int) -> Pair:
-        """Output height and width; below 1 where the kernel does not fit."""
+        """Return the output height and width, below 1 where the kernel does not fit."""
         ho, wo = (
             (size + 2 * self.padding[a] - self.dilation[a] * (self.kernel_size[a] - 1) - 1)
             // self.stride[a]
@@ -83,7 +99,7 @@ def make_geometry(
     grid: Grid = "centered",
     clip: str = "hard",
 ) -> Geometry:
-    """Checked and normalised user arguments."""
+    """Return the user's arguments checked and normalised."""
     size = pair(kernel_size, "kernel_size", 1)
     if clip not in ("hard", "projected"):
         raise ValueError(f'clip must be "hard" or "projected", got {clip!r}')
@@ -99,7 +115,7 @@ def make_geometry(
 
 
 def check_geometry(geometry: Geometry) -> None:
-    """Check what a registered op is given, by the rules for what a user gives."""
+    """Check the arguments of a registered op by the rules for a user's arguments."""
     size, stride, padding, dilation, step, clip = geometry
     if len(step) != 2:
         raise ValueError(f"step must be two numbers, got {list(step)}")

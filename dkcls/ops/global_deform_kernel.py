@@ -1,6 +1,9 @@
-"""Global deformable kernels with any groups: y[n] = conv(x[n], w[n]), w[n,o,i,k] = W_oi(g_k + kernel_offset[n,k]).
+"""Global deformable kernels with any groups.
 
-N batch, Cin/Cout channels, H/W input, Ho/Wo output, K kernel side (K*K taps), S scope side (S*S stored weights).
+    y[n] = conv(x[n], w[n]),  w[n,o,i,k] = W_oi(g_k + kernel_offset[n,k])
+
+N batch, Cin/Cout channels, H/W input, Ho/Wo output, K kernel side (K*K taps), S scope side (S*S
+stored weights).
 """
 
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from torch import Tensor
 from dkcls.ops.checks import autocast, check_backend, check_offset, check_shape
 from dkcls.ops.deform_kernel import deform_kernel2d
 from dkcls.ops.geometry import Grid, make_geometry
-from dkcls.ops.per_image_conv import check_convolution, per_image_conv2d
+from dkcls.ops.per_image import check_convolution, per_image_conv2d
 from dkcls.ops.sample_kernel import sample_kernel2d
 
 
@@ -29,14 +32,16 @@ def global_deform_kernel2d(
     clip: str = "hard",
     backend: str | None = None,
 ) -> Tensor:
-    """Convolution whose kernel is read from a scope of weights, at places that move with each image.
+    """Convolve each image with a kernel read from a scope, at coordinates that vary by image.
 
     Args:
         input: [N, Cin, H, W], contiguous or channels_last; the output has the same memory format.
         weight: [Cout, Cin/groups, Sh, Sw], the scope.
-        kernel_offset: [N, 2*Kh*Kw], where each tap reads the scope, relative to the grid; (y, x) interleaved, row-major taps.
+        kernel_offset: [N, 2*Kh*Kw], the shift of each tap in the scope, relative to the grid;
+            (y, x) interleaved, taps in row-major order.
         kernel_size, stride, padding, dilation: an int or a pair (y, x).
-        grid, clip, backend: as deform_kernel2d takes them; a backend matters where the convolution is depthwise.
+        grid, clip, backend: as deform_kernel2d takes them. Where the convolution is not
+            depthwise, the backend only samples the kernels.
 
     Returns:
         [N, Cout, Ho, Wo]

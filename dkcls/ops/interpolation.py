@@ -1,4 +1,4 @@
-"""Reading a scope between its entries: clipping, linear interpolation, and the derivatives that both are given."""
+"""Interpolation in a scope: clipping, linear weights, and the derivatives chosen for both."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class _ProjectedClip(torch.autograd.Function):
-    """clamp(u, 0, last) whose gradient also passes outside the scope, when descending it leads back inside."""
+    """Clamp to [0, last] whose gradient also passes outside, where descent leads back inside."""
 
     @staticmethod
     def forward(ctx, u: Tensor, last: int) -> Tensor:
@@ -21,12 +21,15 @@ class _ProjectedClip(torch.autograd.Function):
 
 
 def project(grad: Tensor, u: Tensor, last: int) -> Tensor:
-    """Zero where u is outside [0, last] and descending the gradient would not bring it back."""
+    """Return `grad`, zeroed where u is outside [0, last] and descent would not bring u back."""
     return grad.masked_fill(((u < 0) & (grad >= 0)) | ((u > last) & (grad <= 0)), 0)
 
 
 def clip_coordinate(u: Tensor, scope: int, clip: str) -> Tensor:
-    """Scope coordinates clamped to [0, scope - 1]; at equality the gradient passes, unlike torch.clamp's."""
+    """Return scope coordinates clamped to [0, scope - 1].
+
+    The gradient passes at equality, unlike that of `torch.clamp`.
+    """
     if clip == "projected":
         return _ProjectedClip.apply(u, scope - 1)
     outside = (u < 0) | (u > scope - 1)
@@ -34,7 +37,10 @@ def clip_coordinate(u: Tensor, scope: int, clip: str) -> Tensor:
 
 
 def interpolation_weights(c: Tensor, scope: int) -> Tensor:
-    """[...] coordinates -> [..., scope] linear weights; their derivative at an integer is the right one."""
+    """Return linear weights [..., scope] for coordinates [...].
+
+    The derivative at an integer is the one to its right, at the last entry the one to its left.
+    """
     if scope == 1:
         return (c * 0 + 1).unsqueeze(-1)  # constant, and yet a NaN stays a NaN
     cell = c.detach().floor().clamp(0, scope - 2)
@@ -47,7 +53,10 @@ def interpolation_weights(c: Tensor, scope: int) -> Tensor:
 def scope_coordinates(
     oy: Tensor, ox: Tensor, origin: Sequence[float | Tensor], scope: Sequence[int], clip: str
 ) -> list[tuple[Tensor, Tensor]]:
-    """Offsets of taps at rest at `origin` (y, x) -> for y and x: the coordinate in the scope before clipping, and after."""
+    """Return, for y and for x, the coordinates in the scope before clipping and after it.
+
+    `origin` is the coordinate (y, x) of the taps before any offset.
+    """
     before = (oy + origin[0], ox + origin[1])
     return [(u, clip_coordinate(u, s, clip)) for u, s in zip(before, scope, strict=True)]
 
@@ -55,7 +64,10 @@ def scope_coordinates(
 def sampling_matrix(
     oy: Tensor, ox: Tensor, origin: Sequence[float | Tensor], scope: Sequence[int], clip: str
 ) -> Tensor:
-    """Offsets [...] of taps at rest at `origin` -> [..., Sh*Sw]: what each stored weight contributes to a tap's weight."""
+    """Return [..., Sh*Sw]: the share of each stored weight in a tap's weight, for offsets [...].
+
+    `origin` is the coordinate (y, x) of the taps before any offset.
+    """
     (_, y), (_, x) = scope_coordinates(oy, ox, origin, scope, clip)
     return (
         interpolation_weights(y, scope[0]).unsqueeze(-1)

@@ -1,1 +1,4 @@
-"""Faults done to the real train.py, one module for each kind: `drill.py` runs them all, the tests a short form."""
+"""Faults injected into the real train.py, one module for each kind.
+
+`drill.py` runs them all, the tests a short form.
+"""

@@ -1,4 +1,7 @@
-"""Losses and files that go bad on one rank: all must agree, what is bad is named, and counts are exact."""
+"""Losses and files that go bad on one rank.
+
+All ranks must agree, bad files must be named, and counts must be exact.
+"""
 
 import os
 import shutil
@@ -30,13 +33,18 @@ from .lab import (
 
 TRAIN, VAL, BATCH = 400, 100, 20
 FOLDER = (
-    "data=imagenet", f"train.batch_size={BATCH}", "train.eval_batch_size=50", "schedule.epochs=2", "log.tensorboard=false",
-    "data.image_size=16", "data.workers=2",
-)  # fmt: skip
+    "data=imagenet",
+    f"train.batch_size={BATCH}",
+    "train.eval_batch_size=50",
+    "schedule.epochs=2",
+    "log.tensorboard=false",
+    "data.image_size=16",
+    "data.workers=2",
+)
 
 
 def not_finite(lab: Lab) -> Row:
-    """NaN or inf on rank 1 alone."""
+    """Inject NaN or inf on rank 1 alone."""
     row = Row("NaN or inf on one of two ranks")
     for value in ("nan", "inf")[: lab.many(2, 1)]:
         folder = lab.folder / value
@@ -82,7 +90,7 @@ def not_finite(lab: Lab) -> Row:
 
 
 def _torchrun_sentence(process: Process, *words: str) -> list[str]:
-    """One sentence of train.py's before torchrun's own report of what failed."""
+    """Check for one sentence of train.py's, before torchrun's own report of what failed."""
     code, said = process.wait(), process.said().partition("torch/distributed/elastic")[0]
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     problems = (
@@ -96,11 +104,13 @@ def _torchrun_sentence(process: Process, *words: str) -> list[str]:
 
 
 def make_folder(root: Path) -> list[Path]:
-    """Image files of the embedded set. Returns those of the training split."""
+    """Write image files of the embedded set, and return those of the training split."""
     for split, count in (("train", TRAIN), ("val", VAL)):
         images, targets, _ = (
-            create_dataset("deformed_fashion", split=split).load(range(count)).batch
-        )  # type: ignore[arg-type]
+            create_dataset("deformed_fashion", split=split)
+            .load(range(count))  # type: ignore[arg-type]
+            .batch
+        )
         for number, (image, target) in enumerate(zip(images, targets.tolist(), strict=True)):
             path = root / split / f"class{target}" / f"{number:04d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +119,7 @@ def make_folder(root: Path) -> list[Path]:
 
 
 def workers_and_files(lab: Lab) -> Row:
-    """A loading process is killed; files vanish within an epoch; one in a hundred is corrupt from the start."""
+    """Kill a loading process, delete files within an epoch, and corrupt one file in a hundred."""
     row = Row("a DataLoader worker is killed; files vanish mid-epoch; 1 % of the files are corrupt")
     images = lab.folder / "images0"
     files = make_folder(images)
@@ -160,17 +170,20 @@ def workers_and_files(lab: Lab) -> Row:
 
 
 def own_cache(lab: Lab) -> dict[str, Any]:
-    """The lists of files are not the user's to keep."""
+    """Keep the lists of files out of the user's cache."""
     return {"environment": {"XDG_CACHE_HOME": str(lab.folder / "cache")}}
 
 
 def _loaders_of(process: Process) -> list[int]:
-    """Its loading processes: children of its fork server."""
+    """Return the pids of the loading processes: children of the run's fork server."""
     return [pid for child in children(process.pid) for pid in children(child)]
 
 
 def _vanish(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]:
-    """Four files go while the first epoch is read: by the end of the second all four are named, and nothing else."""
+    """Delete four files while the first epoch is read.
+
+    By the end of the second epoch these four must be named, and nothing else.
+    """
     root, folder = lab.folder / f"vanish{ranks}", lab.folder / f"vanished{ranks}"
     shutil.copytree(images, root)
     overrides = (*FOLDER, f"data.root={root}", "data.bad_limit=0.05")
@@ -185,7 +198,10 @@ def _vanish(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]:
 
 
 def _corrupt(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]:
-    """One per cent in each of four ways; one validation image as well, which the figures then leave out."""
+    """Corrupt one per cent of the training files, in four ways, and one validation image.
+
+    The metrics must leave out the validation image.
+    """
     root, folder = lab.folder / f"corrupt{ranks}", lab.folder / f"corrupted{ranks}"
     shutil.copytree(images, root)
     bad = [root / path.relative_to(images) for path in lab.random.sample(files, 4)] + sorted(
@@ -206,7 +222,7 @@ def _corrupt(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]
 
 
 def _named(folder: Path, expected: set[str]) -> list[str]:
-    """Against bad_files.txt: each line is one of those expected, or begins with it, and none is missing."""
+    """Check that each line of bad_files.txt begins with an expected text, and none is missing."""
     try:
         lines = (run_of(folder) / "bad_files.txt").read_text().splitlines()
     except OSError as error:

@@ -1,8 +1,11 @@
-"""train.py with a fault in it: `python faults.py FAULT overrides...`, or `run` in a process that has imported everything.
+"""Run train.py with a fault in it: `python faults.py FAULT overrides...`.
 
-save:NUMBER:MOMENT:SHARE is SIGKILL in the NUMBER-th save, or in the first of a new best checkpoint if NUMBER is best, at MOMENT
-(hash, file, link, prune), with a SHARE of the file written. poison:VALUE:RANK:STEPS makes the loss of these steps, 3+4+9, VALUE
-(nan, inf) on that rank.
+`run` does the same in a process that has imported everything.
+
+save:NUMBER:MOMENT:SHARE is SIGKILL in the NUMBER-th save, or in the first of a new best checkpoint
+if NUMBER is best. It comes at MOMENT (hash, file, link, prune), with a SHARE of the file written.
+
+poison:VALUE:RANK:STEPS makes the loss of these steps, such as 3+4+9, VALUE (nan, inf) on that rank.
 """
 
 import os
@@ -16,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(arguments: list[str], fault: str = "") -> None:
-    """Ends as train.py does."""
+    """Run train.py, and end as it does."""
     if fault:
         kind, _, words = fault.partition(":")
         {"save": kill_in_save, "poison": poison}[kind](*words.split(":"))
@@ -68,7 +71,7 @@ def kill_in_save(number: str, moment: str, share: str) -> None:
 
 
 def poison(value: str, rank: str, steps: str) -> None:
-    """Each rank says at the end which weights it has."""
+    """Make the loss of some steps `value`. Each rank prints in the end which weights it has."""
     from dkcls.engine.trainer import Trainer
 
     fit, train_step = Trainer.fit, Trainer.train_step

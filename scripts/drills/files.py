@@ -38,7 +38,7 @@ from .lab import (
 
 
 def stopped_run(lab: Lab, *overrides: str) -> Path:
-    """The folder of a run that was asked to stop after some steps, with three checkpoints."""
+    """Return the folder of a run, stopped by a signal after some steps, with three checkpoints."""
     folder = lab.folder / "stopped"
     process = start_imported(folder, *SHORT, "train.keep=3", *overrides)
     wait_for_step(folder, process, 9)
@@ -48,7 +48,7 @@ def stopped_run(lab: Lab, *overrides: str) -> Path:
 
 
 def flip(path: Path, random: Random, first: int = 0, last: int | None = None) -> None:
-    """A bit of the file, of the bytes from `first` to `last`."""
+    """Flip a random bit of the file, in the bytes from `first` to `last`."""
     data = bytearray(path.read_bytes())
     place = random.choice(range(len(data))[first:last])
     data[place] ^= 1 << random.randrange(8)
@@ -61,7 +61,7 @@ def flip_all(folder: Path, random: Random) -> None:
 
 
 def damage(lab: Lab) -> Row:
-    """Each kind of damage to the newest checkpoint of a run that then goes on from the one before it."""
+    """Damage the newest checkpoint of a run, which then resumes from the one before it."""
     row = Row("truncated or empty checkpoint; a flipped bit in it or in its hash; no hash")
     source, expected = stopped_run(lab), lab.expected(*SHORT)
     kinds: dict[str, Callable[[Path], Any]] = {
@@ -88,7 +88,10 @@ def damage(lab: Lab) -> Row:
 
 
 def _flip_everywhere(lab: Lab, row: Row, source: Path) -> None:
-    """Here, without a run for each: one bit at a time, of the whole file, its beginning, its end, and the hash's digits."""
+    """Flip one bit at a time and load the file, without a run for each bit.
+
+    Bits are those of the whole file, its beginning, its end, and the hash's digits.
+    """
     good = Checkpoints(run_of(source), 3).newest_first()[0]
     path = lab.folder / good.name
     for number in range(lab.many(1000, 60)):
@@ -104,7 +107,7 @@ def _flip_everywhere(lab: Lab, row: Row, source: Path) -> None:
 
 
 class Evil:
-    """What a malicious pickle has in it: loaded, it makes a file."""
+    """An object in a malicious pickle: loading it makes a file."""
 
     def __init__(self, mark: Path):
         self.mark = mark
@@ -114,7 +117,7 @@ class Evil:
 
 
 def evil_files(folder: Path, evil: Evil) -> list[Path]:
-    """The ways to get a pickle with code into a file that torch or we might load."""
+    """Write a pickle with code into every kind of file that torch or dkcls might load."""
     paths = [
         folder / name
         for name in ("zip.pt", "legacy.pt", "plain.pt", "step.pt", "named.safetensors")
@@ -133,7 +136,7 @@ def evil_files(folder: Path, evil: Evil) -> list[Path]:
 
 
 def malice(lab: Lab) -> Row:
-    """Pickles with code as a checkpoint to go on from, as weights, through timm, and configs that name code."""
+    """Load pickles with code as checkpoint, as weights and through timm; run configs with code."""
     row = Row(
         "malicious pickle as checkpoint or weights; a config that names code", outcome="refused"
     )
@@ -189,7 +192,10 @@ def malice(lab: Lab) -> Row:
 
 
 def disk_full(lab: Lab) -> Row:
-    """A full disk in the middle of a run, that is or is not free again later; and a limit on the size of files."""
+    """Fill the disk in the middle of a run, and limit the size of files.
+
+    The disk is free again later in the run, or only at its end.
+    """
     row = Row("disk full while saving, or while metrics are written")
     expected = lab.expected(*SHORT)
     for reaction in ("continue", "stop")[: lab.many(2, 1)]:
@@ -205,7 +211,10 @@ def disk_full(lab: Lab) -> Row:
         if lab.short and row.tried:
             continue
         folder = lab.folder / f"limit_{reaction}"
-        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))  # noqa: E731
+        limit = lambda: resource.setrlimit(  # noqa: E731
+            resource.RLIMIT_FSIZE,
+            (1_000_000, 1_000_000),
+        )
         process = start(folder, *overrides, preexec_fn=limit)
         problems = sentence(
             process, int(reaction == "stop"), "could not be written (File too large)"
@@ -229,7 +238,10 @@ def _can_mount() -> bool:
 
 
 def start_on_small_disk(folder: Path, *overrides: str) -> Process:
-    """On a file system of 8 MB that is full from step 8 on, and free again after three saves that failed, or at the end."""
+    """Start a run on a file system of 8 MB that is full from step 8 on.
+
+    It is free again after three failed saves, or at the end.
+    """
     script = """
     mkdir -p disk && mount -t tmpfs -o size=8m tmpfs disk && cd disk
     (until [ -e runs/run/checkpoints/step-00000008.pt ]; do sleep 0.01; done

@@ -23,9 +23,10 @@ from .lab import ROOT, Lab, Row, fork_server
 
 SECONDS = 60  # for one try
 VALUES = (
-    "1", "-1", "0", "1e400", "nan", "inf", "null", "true", "''", "[]", "{}", "[1,2,3]", "{a:1}", "abc", "${seed}", "${model}",
-    "${nothing}", "${oc.env:NOTHING}", "${", "$", "'", '"', "[", "{", "\\", "9" * 50, "1,2", "a b", "é", "\x00", "\n", "=",
-    "..", "~", "${oc.decode:'['}", "choice(1,2)", "range(1,3)", "glob(*)", "local_dk", "1.5", "0x10", "1_000", "\ud800", "-",
+    "1", "-1", "0", "1e400", "nan", "inf", "null", "true", "''", "[]", "{}", "[1,2,3]", "{a:1}",
+    "abc", "${seed}", "${model}", "${nothing}", "${oc.env:NOTHING}", "${", "$", "'", '"', "[", "{",
+    "\\", "9" * 50, "1,2", "a b", "é", "\x00", "\n", "=", "..", "~", "${oc.decode:'['}",
+    "choice(1,2)", "range(1,3)", "glob(*)", "local_dk", "1.5", "0x10", "1_000", "\ud800", "-",
 )  # fmt: skip
 TAGS = (
     "!!python/object/apply:os.getcwd []",
@@ -52,7 +53,10 @@ GROUPS = (
 
 
 def fuzz(lab: Lab) -> Row:
-    """The whole way of train.py through Hydra, without the training; in a process of its own, whose output is watched."""
+    """Send random overrides and files through train.py and Hydra, without the training.
+
+    This happens in a separate process, whose answers are checked.
+    """
     found = lab.folder / "found.json"
     process = fork_server().Process(
         target=_fuzz, args=(lab.folder, lab.random, lab.many(2000, 60), found)
@@ -91,7 +95,7 @@ def _fuzz(folder: Path, random: Random, count: int, found: Path) -> None:
 
 
 def attempt(words: list[str]) -> list[str]:
-    """What is wrong with how train.py takes this command line."""
+    """Return what is wrong with how train.py takes this command line."""
     taken: list[Any] = []
     said = io.StringIO()
     argv, train, sys.argv = sys.argv, tasks.train, [str(ROOT / "train.py"), *words]
@@ -137,7 +141,7 @@ def overrides(random: Random, valid: list[str]) -> list[str]:
 
 
 def override(random: Random, valid: list[str]) -> str:
-    """A key and a value, either of which may be anything; now and then nothing but noise."""
+    """Return a key and a value, either of which may be anything, or now and then only noise."""
     kind = random.randrange(6)
     if kind == 0:
         return noise(random)
@@ -145,11 +149,14 @@ def override(random: Random, valid: list[str]) -> str:
         (random.choice(valid), random.choice(GROUPS), misspell(random, random.choice(valid)))
     )
     value = random.choice(VALUES) if kind < 5 else noise(random)
-    return f"{random.choice(('', '', '', '+', '++', '~'))}{key}{random.choice(('=', '=', '=', '', '@x='))}{value}"
+    return (
+        f"{random.choice(('', '', '', '+', '++', '~'))}{key}"
+        f"{random.choice(('=', '=', '=', '', '@x='))}{value}"
+    )
 
 
 def noise(random: Random) -> str:
-    """Not a flag of Hydra's, such as --multirun: those do what they say."""
+    """Return random text, but no flag of Hydra's, such as --multirun: Hydra would obey it."""
     text = "".join(
         random.choice(string.printable + "äß漢\udc80") for _ in range(random.randint(1, 30))
     )
@@ -170,8 +177,8 @@ def config_file(random: Random, valid: list[str]) -> bytes:
         lambda: b"# @package _global_\n" + yaml.safe_dump(structure(random, valid, 4)).encode(),
         lambda: b"# @package _global_\n" + yaml.safe_dump(nested(random, valid)).encode(),
         lambda: (
-            f"# @package {random.choice(PACKAGES)}\n{random.choice(valid)}: {random.choice(TAGS)}\n".encode()
-        ),
+            f"# @package {random.choice(PACKAGES)}\n{random.choice(valid)}: {random.choice(TAGS)}\n"
+        ).encode(),
         lambda: b"[" * random.choice((10, 5000)),
         lambda: f"defaults: {random.choice(VALUES)}\n".encode("utf-8", "replace"),
         lambda: yaml.safe_dump({"defaults": structure(random, valid, 2)}).encode(),
@@ -187,7 +194,7 @@ def mutated(random: Random, path: Path) -> bytes:
 
 
 def structure(random: Random, valid: list[str], depth: int) -> Any:
-    """Lists and dictionaries of anything in one another."""
+    """Return lists and dictionaries of anything, in one another."""
     kind = random.randrange(4) if depth else 3
     if kind == 0:
         return [structure(random, valid, depth - 1) for _ in range(random.randint(0, 3))]
@@ -215,7 +222,7 @@ def structure(random: Random, valid: list[str], depth: int) -> Any:
 
 
 def nested(random: Random, valid: list[str]) -> dict[str, Any]:
-    """Keys that there are, with values of any kind."""
+    """Return keys that exist, with values of any kind."""
     result: dict[str, Any] = {}
     for key in random.sample(valid, random.randint(1, 4)):
         group, _, name = key.rpartition(".")

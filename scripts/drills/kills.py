@@ -32,7 +32,10 @@ SAVES = (  # where a process dies in a save
 
 
 def kill(lab: Lab) -> Row:
-    """kill -9 of the one process, again and again; when a run comes to its end before the kills do, another begins."""
+    """Kill the process of a run of one rank with SIGKILL, again and again.
+
+    When a run ends before the kills do, another begins.
+    """
     row = Row(
         "kill -9 of the process, at random moments of its life and within saves and evaluations"
     )
@@ -54,7 +57,7 @@ def kill(lab: Lab) -> Row:
 
 
 def _start_to_kill(lab: Lab, number: int, folder: Path, *overrides: str) -> Process:
-    """A process at the moment when it is to be killed, or that was, in a save."""
+    """Return a process at the moment when it is to be killed, or that was killed in a save."""
     workers, fault = f"data.workers={lab.random.choice((0, 0, 2))}", ""
     if number % 3 == 1:
         fault = f"save:{SAVES[number // 3 % len(SAVES)]}:{lab.random.random():.3f}"
@@ -70,7 +73,10 @@ def _start_to_kill(lab: Lab, number: int, folder: Path, *overrides: str) -> Proc
 
 
 def _wait_for_steps(lab: Lab, folder: Path, process: Process, steps: int) -> None:
-    """Until it has done so many, and a moment more; or until it evaluates, more often than not."""
+    """Wait until the process has done so many steps, and a moment more.
+
+    More often than not, wait only until it evaluates.
+    """
     first, pause = step_of(folder), 0.1 * lab.random.random()
     in_evaluation = lab.random.random() < 0.7
 
@@ -89,7 +95,7 @@ def _wait_for_steps(lab: Lab, folder: Path, process: Process, steps: int) -> Non
 
 
 def kill_rank(lab: Lab) -> Row:
-    """kill -9 of one of two ranks; torchrun starts both again. Ten kills a run, as far as it goes."""
+    """Kill one of two ranks with SIGKILL; torchrun restarts both. A run takes up to ten kills."""
     row = Row("kill -9 of one of two ranks under torchrun --max-restarts")
     runs = 0
     length = SHORT if lab.short else TWICE
@@ -110,7 +116,7 @@ def kill_rank(lab: Lab) -> Row:
 
 
 def _both_train(lab: Lab, folder: Path, process: Process) -> bool:
-    """Waits until two ranks have done a step more, and a moment longer. False if torchrun has ended."""
+    """Wait until two ranks have done another step, and a moment longer. False if torchrun ended."""
     before = step_of(folder)
     until(lambda: step_of(folder) not in (0, before) and len(process.ranks()) == 2, process)
     time.sleep(0.5 * lab.random.random())
@@ -126,7 +132,7 @@ def _wait_for_end(process: Process, rank: int) -> None:
 
 
 def signals(lab: Lab) -> Row:
-    """Asked to stop by a signal, a run saves, ends with its own code and goes on; one run of one rank, and one of two."""
+    """Stop runs of one rank and of two by signals: they save, exit with their code and resume."""
     row = Row("SIGTERM, SIGINT once and twice; to the process, to its group, to torchrun")
     asks = [(1, "SIGINT", True), (1, "SIGTERM", False)]
     asks += (
@@ -165,7 +171,10 @@ def signals(lab: Lab) -> Row:
 
 
 def _stopped(folder: Path, code: int, said: str, what: str, ranks: int) -> list[str]:
-    """What is wrong with how it stopped. torchrun ends with a code of its own, whatever its ranks end with."""
+    """Return what is wrong with how the run stopped.
+
+    The exit code is checked for one rank only: torchrun has its own, whatever its ranks end with.
+    """
     problems = []
     saved, done = state_of(folder)["step"], step_of(folder)
     if "twice" not in what:
@@ -173,9 +182,8 @@ def _stopped(folder: Path, code: int, said: str, what: str, ranks: int) -> list[
             problems.append(f"does not say so: {said[-1000:]}")
         if saved != done:
             problems.append(f"saved step {saved}, not {done}, the last that it did")
-    expected = (
-        {130, 75} if "twice" in what else {75}
-    )  # it may have been faster than the second signal
+    # The process may have ended before the second signal.
+    expected = {130, 75} if "twice" in what else {75}
     if ranks == 1 and code not in expected:
         problems.append(f"exit code {code}: {said[-1000:]}")
     if ranks == 1 and "Traceback" in said:
@@ -184,7 +192,7 @@ def _stopped(folder: Path, code: int, said: str, what: str, ranks: int) -> list[
 
 
 def hang(lab: Lab) -> Row:
-    """SIGSTOP of a rank: found by the others, who name it and end; torchrun then starts all again."""
+    """Stop a rank with SIGSTOP: the other names it and ends, and torchrun restarts both."""
     timeout, length = lab.many(20, 8), SHORT if lab.short else TWICE
     row = Row(f"a rank hangs (SIGSTOP), train.timeout={timeout}")
     ranks, folder = [1, 0, 1][: lab.many(3, 1)], lab.folder / "run"
@@ -217,7 +225,7 @@ def hang(lab: Lab) -> Row:
 
 
 def two_at_once(lab: Lab) -> Row:
-    """A second process in the directory of a run, and two that start together."""
+    """Start a second process in a run's directory, and two that start together in another's."""
     row = Row("a second process in the same run directory", outcome="refused")
     folder = lab.folder / "held"
     length = ("schedule.epochs=20", "log.tensorboard=false")

@@ -1,4 +1,4 @@
-"""Where drills run: train.py in processes of its own, what came of it, and whether that is what should have."""
+"""Processes that run train.py for drills, and checks of how their runs end."""
 
 import json
 import multiprocessing
@@ -26,12 +26,21 @@ from dkcls.engine.log import CLOCK
 from . import faults
 
 ROOT = faults.ROOT
-# The embedded set on a tiny canvas: 2 epochs of 25 steps, a line of metrics for each, a checkpoint after every second one.
+# The embedded set on a tiny canvas: 2 epochs of 25 steps, with a line of metrics for each step and
+# a checkpoint after every second one.
 SMALL = (
-    "name=run", "experiment=quickstart", "data.image_size=8", "train.batch_size=1000", "schedule.epochs=2",
-    "schedule.warmup_epochs=0.2", "train.ema_decay=0.9", "train.checkpoint_every=2", "log.every=1", "model.drop_path_rate=0.2",
+    "name=run",
+    "experiment=quickstart",
+    "data.image_size=8",
+    "train.batch_size=1000",
+    "schedule.epochs=2",
+    "schedule.warmup_epochs=0.2",
+    "train.ema_decay=0.9",
+    "train.checkpoint_every=2",
+    "log.every=1",
+    "model.drop_path_rate=0.2",
     "model.scope=4",
-)  # fmt: skip
+)
 STEPS_PER_EPOCH = 25
 BOARD = ("schedule.epochs=1", "train.batch_size=100", "data.length=2500")  # an epoch of 25 steps
 SHORT = (*BOARD, "log.tensorboard=false")
@@ -41,7 +50,7 @@ PATIENCE = 600.0  # seconds for anything to happen, on a machine that is busy wi
 
 @dataclass
 class Row:
-    """What a drill came to. `lost` is empty when every try ended as it should."""
+    """The result of a drill. `lost` is empty when every try ended as it should."""
 
     fault: str
     tried: int = 0
@@ -51,7 +60,7 @@ class Row:
     told: float = field(default_factory=time.monotonic)  # when somebody last heard of it
 
     def check(self, problems: Sequence[str], what: str = "") -> None:
-        """One try, with what was wrong after it."""
+        """Count a try, with the problems after it."""
         self.tried += 1
         self.recovered += not problems
         if time.monotonic() > self.told + 30:
@@ -64,13 +73,13 @@ class Row:
         self.lost += [f"{what}: {problem}" if what else problem for problem in problems]
 
     def fail(self, problems: Sequence[str]) -> None:
-        """What was wrong in the end, if anything was: then a try did not come out well after all."""
+        """Add problems found at the end of a run: one of its tries counts as lost after all."""
         self.recovered -= bool(problems)
         self.lost += problems
 
 
 class Process:
-    """A train.py, or a torchrun of several: alive until `wait` gives its exit code. `said` is all that it wrote."""
+    """A process of train.py, or of torchrun with several ranks. `said` returns its whole output."""
 
     def __init__(self, pid: int, wait: Callable[[float], int | None], output: Path):
         self.pid, self._wait, self._output = pid, wait, output
@@ -91,7 +100,7 @@ class Process:
         return self.code
 
     def kill(self) -> None:
-        """With SIGKILL, by surprise, unless it has ended already."""
+        """Send SIGKILL, unless the process has ended already."""
         if self.alive():
             os.kill(self.pid, signal.SIGKILL)
             self.code = self._wait(PATIENCE)
@@ -100,7 +109,7 @@ class Process:
         return self._output.read_text(errors="replace")
 
     def ranks(self) -> list[int]:
-        """The processes that torchrun started."""
+        """Return the pids of the processes that torchrun started."""
         return children(self.pid)
 
 
@@ -124,7 +133,7 @@ def start(
     root: Path = ROOT,
     **options: Any,
 ) -> Process:
-    """`python train.py`, or torchrun, in a session of its own, so that a signal to its group reaches all that it starts."""
+    """Start train.py, or torchrun, in its own session, so that a signal reaches all children."""
     folder.mkdir(parents=True, exist_ok=True)
     script = [str(ROOT / "scripts/drills/faults.py"), fault] if fault else [str(root / "train.py")]
     torchrun = [
@@ -139,9 +148,15 @@ def start(
     path = output(folder)
     with path.open("wb") as file:
         popen = subprocess.Popen(
-            command, cwd=folder, env={k: v for k, v in variables.items() if v is not None}, stdin=subprocess.DEVNULL,
-            stdout=file, stderr=subprocess.STDOUT, start_new_session=True, **options,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env={k: v for k, v in variables.items() if v is not None},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **options,
+        )
 
     def wait(seconds: float) -> int | None:
         try:
@@ -154,12 +169,12 @@ def start(
 
 @cache
 def fork_server() -> Any:
-    """Processes of this context are forked from one that has imported all that train.py does."""
+    """Return a context whose processes are forked from one with train.py's imports done."""
     context = multiprocessing.get_context("forkserver")
     modules = [
         "dkcls.tasks",
         "dkcls.analysis.curves",
-        "dkcls.ops.deform_kernel.numba_kernels",
+        "dkcls.ops.deform_kernel.cpu.kernels",
         "hydra",
     ]
     context.set_forkserver_preload(modules)
@@ -173,7 +188,10 @@ def start_imported(
     environment: dict[str, str] | None = None,
     path: Path | None = None,
 ) -> Process:
-    """The same for one rank, forked from a process that has imported everything: it starts in a second, not in ten."""
+    """Start train.py on one rank, forked from a process that has imported everything.
+
+    It starts in a second, not in ten.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = path or output(folder)
     path.touch()
@@ -196,7 +214,10 @@ def start_ranks(
     fault: str = "",
     environment: dict[str, str] | None = None,
 ) -> Process:
-    """The same for several ranks, which are told of each other as torchrun would tell them. The first one is the process."""
+    """Start train.py on several ranks, forked likewise, with the environment of torchrun.
+
+    The process that is returned has the pid of the first rank and ends when all ranks have ended.
+    """
     if ranks == 1:
         return start_imported(folder, *overrides, fault=fault, environment=environment)
     with socket.socket() as free:
@@ -240,14 +261,17 @@ def _become_train(
 
 
 def output(folder: Path) -> Path:
-    """Beside the folder, a new one for each process."""
+    """Return the path of a new file beside the folder, for the output of a process."""
     return folder.with_name(
         f"{folder.name}.{sum(1 for _ in folder.parent.glob(f'{folder.name}.*.txt'))}.txt"
     )
 
 
 class Lab:
-    """A drill's folder, and what it draws at random. `many(full, short)` is for the long and the short form."""
+    """The folder of a drill, and its random choices.
+
+    `many(full, short)` returns the count of the long or the short form.
+    """
 
     def __init__(self, folder: Path, seed: int, short: bool, expected: dict[tuple[Any, ...], Path]):
         self.folder, self.short, self.random, self._expected = (
@@ -262,7 +286,7 @@ class Lab:
         return short if self.short else full
 
     def expected(self, *overrides: str, ranks: int = 1, **options: Any) -> Path:
-        """The folder of a run to which nothing happened; made once for all drills."""
+        """Return the folder of a run without faults, made once for all drills."""
         key = (ranks, *overrides)
         with _one_at_a_time:
             if key not in self._expected:
@@ -277,7 +301,7 @@ class Lab:
 def until(
     condition: Callable[[], Any], process: Process | None = None, seconds: float = PATIENCE
 ) -> Any:
-    """Waits for it. None if the process ended before; TimeoutError if nothing happens."""
+    """Wait for a condition. None if the process ended before; TimeoutError if nothing happens."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         if result := condition():
@@ -300,13 +324,13 @@ def run_of(folder: Path) -> Path:
 
 
 def step_of(folder: Path) -> int:
-    """The last step that has its line of metrics."""
+    """Return the last step that has its line of metrics."""
     lines = metrics(folder)
     return lines[-1]["step"] if lines else 0
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Whole lines, without what depends on the clock."""
+    """Return the complete lines, without what depends on the clock."""
     try:
         text = (run_of(folder) / "metrics.jsonl").read_bytes()
     except OSError:
@@ -316,7 +340,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def state_of(folder: Path, name: str = "last.pt") -> dict[str, Any]:
-    """A checkpoint without the keys that may differ within a run."""
+    """Load a checkpoint without the keys that may differ within a run."""
     state = torch.load(run_of(folder) / name, weights_only=True)
     for key in FREE:
         group, _, last = key.rpartition(".")
@@ -325,7 +349,7 @@ def state_of(folder: Path, name: str = "last.pt") -> dict[str, Any]:
 
 
 def differences(folder: Path, expected: Path) -> list[str]:
-    """What is not, to the bit, as in the run to which nothing happened."""
+    """Return what is not, to the bit, as in the run without faults."""
     found = []
     for name in ("last.pt", "best.pt"):
         try:
@@ -367,7 +391,7 @@ def same_bits(a: Any, b: Any) -> bool:
 def finish(
     folder: Path, expected: Path, *overrides: str, ranks: int = 1, **options: Any
 ) -> list[str]:
-    """The same command once more: it must go on to the end, and end as expected."""
+    """Run the same command again: it must resume, reach the end, and end as expected."""
     process = start_ranks(folder, *overrides, ranks=ranks, **options)
     if process.wait() != 0:
         return [f"does not go on: {process.said()[-1000:]}"]
@@ -375,7 +399,7 @@ def finish(
 
 
 def sentence(process: Process, code: int, *words: str) -> list[str]:
-    """What is wrong if the process did not end with that code and one sentence with these words."""
+    """Return what is wrong unless the process ended with `code` and one sentence with `words`."""
     ended = process.wait()
     problems = [f"exit code {ended} instead of {code}"] if ended != code else []
     said = process.said()
@@ -391,7 +415,7 @@ def sentence(process: Process, code: int, *words: str) -> list[str]:
 
 @contextmanager
 def copied(source: Path, target: Path) -> Iterator[Path]:
-    """To be damaged; gone afterwards."""
+    """Copy a folder, to be damaged, and remove the copy afterwards."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True)
     try:

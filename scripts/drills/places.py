@@ -1,4 +1,4 @@
-"""Machines that give less than usual: code that cannot be written to, no home, no folder for temporary files."""
+"""Machines that give less than usual: read-only code, no home, no temporary files."""
 
 import ctypes
 import shutil
@@ -10,12 +10,12 @@ CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
 
 
 def obey_permissions() -> None:
-    """Before an exec: root too may then write only what the permissions let it."""
+    """Make root obey permissions too, before an exec."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
 
 def copy_of_the_code(folder: Path) -> Path:
-    """Without what Python and numba remember, and closed to writing."""
+    """Copy the code, without the caches of Python and numba, and make it read-only."""
     for name in ("dkcls", "configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "train.py", folder)
@@ -67,7 +67,7 @@ def poor_places(lab: Lab) -> Row:
 
 
 def open_again(code: Path) -> None:
-    """Else it cannot be removed."""
+    """Make the folders writable again, so that they can be removed."""
     for path in (code, *code.rglob("*")):
         if path.is_dir():
             path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What networks decide per image: collected as it was said, measured on data whose answers are known, and drawn."""
+"""Dynamics of networks: as their layers gave them, and measured on known data."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,12 @@ from dkcls.analysis.dynamics import (
     collect_dynamics,
     explain,
     explain_control,
+    moves,
+    read_scopes,
     variance_share,
 )
-from dkcls.analysis.dynamics_plots import Cloud, clouds, scope_row, taps_over_images
-from dkcls.analysis.taps import Scope, moves, read_scopes
 from dkcls.layers import record_offsets
+from tests.analysis.common import scope_of
 from tests.models.common import awake, create, images, stir
 
 GENERATORS = {"rigid": 0, "local_dk": 6, "dcn_local_dk": 12, "global_dk": 6, "cond": 6}
@@ -99,15 +100,15 @@ def test_the_control_is_of_the_same_size_and_knows_what_the_features_know():
 def test_taps_rest_on_the_grid_and_stay_in_the_scope():
     fresh = create(spatial="local_dk", scope=7, grid=2.0)
     scopes = read_scopes(fresh, images())
-    assert [scope.places.shape for scope in scopes] == [
+    assert [scope.coordinates.shape for scope in scopes] == [
         (2, 9, 2, side, side) for side in (16, 8, 8, 8, 4, 4)
     ]
     for scope in scopes:
         assert scope.rest.tolist() == [[y, x] for y in (1, 3, 5) for x in (1, 3, 5)]
-        assert (scope.places == scope.rest[..., None, None]).all()
+        assert (scope.coordinates == scope.rest[..., None, None]).all()
         assert moves(scope) == dict.fromkeys(moves(scope), 0.0)
     moved = read_scopes(stir(awake(fresh)), 100 * images())
-    assert all((scope.places >= 0).all() and (scope.places <= 6).all() for scope in moved)
+    assert all((scope.coordinates >= 0).all() and (scope.coordinates <= 6).all() for scope in moved)
     for scope in moved:
         parts = moves(scope)
         squares = sum(
@@ -118,18 +119,11 @@ def test_taps_rest_on_the_grid_and_stay_in_the_scope():
     assert read_scopes(create(spatial="dcn"), images()) == []
 
 
-def scope_of(places) -> Scope:
-    """Of one layer with a scope of 5 x 9 and two taps, at rest at (1, 2) and (3, 6); places are (y, x)."""
-    return Scope(
-        "layer 1",
-        (5, 9),
-        np.array([[1.0, 2.0], [3.0, 6.0]]),
-        np.array(places, float).reshape(-1, 2, 2, 1, 1),
-    )
-
-
 def test_distances_on_paper():
-    """Of two images, one has both taps at rest, in the other they are 3 down and 4 to the right, and 3 up on the edge."""
+    """Compare two images: in one, both taps are at rest.
+
+    In the other, the first tap is 3 down and 4 to the right, the second 3 up, on the edge.
+    """
     parts = moves(scope_of([[[1, 2], [3, 6]], [[4, 6], [0, 6]]]))
     assert parts["from rest"] == pytest.approx(((25 + 9) / 4) ** 0.5)
     assert parts["the same for all"] == pytest.approx(((1.5**2 + 2**2 + 1.5**2) / 2) ** 0.5)
@@ -153,50 +147,9 @@ def test_offsets_are_pairs_of_row_and_column_for_one_tap_after_the_other(spatial
     for scope in scopes:
         for tap in range(9):
             y, x = 1 + 2 * (tap // 3) + wanted[2 * tap], 1 + 2 * (tap % 3) + wanted[2 * tap + 1]
-            assert np.allclose(scope.places[:, tap, 0], y)
-            assert np.allclose(scope.places[:, tap, 1], x)
+            assert np.allclose(scope.coordinates[:, tap, 0], y)
+            assert np.allclose(scope.coordinates[:, tap, 1], x)
 
 
 def give(wanted: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return wanted.view(1, -1, *[1] * (like.ndim - 2)).expand_as(like).to(like)
-
-
-def test_taps_are_drawn_in_their_position_of_the_image():
-    """Two positions, one above the other, over an image of 20 x 10; the second tap of the lower one is in the last corner."""
-    places = np.zeros((1, 2, 2, 2, 1))
-    places[0, 1, :, 1, 0] = 4, 8
-    figure = taps_over_images(
-        {"a": np.zeros((20, 10))},
-        [scope_of([])._replace(places=places)],
-        [scope_of([[[1, 2], [3, 6]]])],
-    )
-    panel = figure.subfigs[0].axes[0]
-    first, second = (drawn.get_offsets() for drawn in panel.collections)
-    assert np.allclose(first, [[1.2, 1.2]] * 2)  # (x, y), 12 % into the upper half
-    assert np.allclose(second, [[1.2, 11.2], [8.8, 18.8]])
-
-
-def test_clouds_are_coloured_by_class_and_by_tenths_of_the_scale():
-    scales = np.random.default_rng(0).permutation(30) / 30
-    cloud = Cloud("offsets", np.arange(60.0).reshape(30, 2), "by class", "by scale")
-    figure = clouds([cloud], np.arange(30) % 10, scales, list("abcdefghij"))
-    by_class, by_scale = (figure.axes[i].collections[0].get_array() for i in (0, 1))
-    assert by_class.tolist() == [i % 10 for i in range(30)]
-    assert by_scale.tolist() == [int(sum(scales < scale) // 3) for scale in scales]
-
-
-def test_pictures():
-    model = stir(awake(create(spatial="local_dk", scope=5)))
-    scopes = read_scopes(model, images())
-    figure = taps_over_images(
-        {"a": np.zeros((32, 32)), "b": np.ones((32, 32))}, scopes[::5], scopes
-    )
-    assert len(figure.subfigs[0].axes) == 4
-    assert len(scope_row(scopes).axes) == 6
-    cloud = Cloud(
-        "offsets", np.random.default_rng(0).standard_normal((30, 2)), "by class", "by scale"
-    )
-    assert (
-        len(clouds([cloud], np.arange(30) % 10, np.linspace(0.4, 1, 30), list("abcdefghij")).axes)
-        == 4
-    )

@@ -1,4 +1,4 @@
-"""Effective and theoretical receptive fields of networks whose fields are known, and what is said of wrong arguments."""
+"""Receptive fields, effective and theoretical, of networks where they are known; errors."""
 
 import pytest
 import timm

@@ -1,6 +1,7 @@
-"""The paper's equations for effective receptive fields against autograd, in float64, for depthwise networks of all operators.
+"""The paper's equations for effective receptive fields against autograd, in float64.
 
-The sums over paths are written out here in plain Python, from the layers' weights and the offsets that they used.
+The networks are depthwise, with all operators. The sums over paths are written out here in plain
+Python, from the layers' weights and the offsets that they used.
 """
 
 import itertools
@@ -23,7 +24,10 @@ EXACT = {"rtol": 1e-10, "atol": 1e-13}
 
 @dataclass
 class Step:
-    """A layer as the equations see it: one image, numbers only. Gates are those of the ReLU after it, if there is one."""
+    """A layer as in the equations: one image, numbers only.
+
+    `gates` are those of the ReLU after the layer, if there is one.
+    """
 
     weight: Tensor  # [C, S, S]
     stride: int
@@ -80,7 +84,10 @@ def bilinear(y: float, x: float) -> list[tuple[tuple[int, int], float]]:
 def walk(
     steps: list[Step], channel: int, j: tuple[int, int], product: float = 1.0
 ) -> Iterator[tuple[tuple[int, int], float]]:
-    """Every path (k_n, ..., k_1) from position j down to a pixel, with the product of its weights."""
+    """Yield the pixel at the end of every path from position j, with the path's product of weights.
+
+    A path is (k_n, ..., k_1).
+    """
     if not steps:
         yield j, product
         return
@@ -165,7 +172,10 @@ NETWORKS = {
 @pytest.mark.parametrize("names", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("gated", [False, True], ids=["linear", "with ReLUs"])
 def test_the_field_is_the_sum_over_sampled_kernel_paths(names, gated):
-    """eq:erf-grad, eq:erf-grad-dk, eq:erf-grad-dc, eq:dkdc2d; with ReLUs, paths count where every unit on them is open."""
+    """Check eq:erf-grad, eq:erf-grad-dk, eq:erf-grad-dc and eq:dkdc2d.
+
+    With ReLUs, paths count where every unit on them is open.
+    """
     layers = [layer(name, stride=2 if i == 1 else 1, seed=i) for i, name in enumerate(names)]
     network = nn.Sequential(
         layers[0], *(m for each in layers[1:] for m in ([nn.ReLU(), each] if gated else [each]))
@@ -216,8 +226,11 @@ def test_a_kernel_is_the_sum_of_its_taps(m):
 
 @pytest.mark.parametrize(("name", "m"), [("local_dk", 2), *(("global_dk", m) for m in range(3))])
 def test_sampling_the_kernel_samples_the_field(name, m):
-    """eq:erf-grad-dk: R_DK(i; j) = sum over k_m of R(i; j + k_m, k_m + dk_m), and R at a place between the scope's entries is
-    the bilinear mix of R at these. A local offset belongs to one position: there m is the last layer, whose position is j."""
+    """Check eq:erf-grad-dk: R_DK(i; j) = sum over k_m of R(i; j + k_m, k_m + dk_m).
+
+    Between the scope's entries, R is the bilinear mix of R at these. A local offset belongs to one
+    position: there m is the last layer, whose position is j.
+    """
     network, x, j = (
         nn.Sequential(*(layer(name if i == m else "rigid", seed=i) for i in range(3))),
         image(),

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dkcls.analysis import measures
-from dkcls.analysis.erf import effective_receptive_field
+from dkcls.analysis.erf import centre, effective_receptive_field
 from dkcls.analysis.probes import Look, first_of_classes, middle, place, probe_fields, turned_back
 from dkcls.data import Normalize
-from dkcls.data.deformed_fashion import DeformedFashion
+from dkcls.data.sets.deformed_fashion import DeformedFashion
 from tests.models.common import awake, create, stir
 
 CLEAN = DeformedFashion("test", noise=0.0)
@@ -32,7 +31,7 @@ def test_objects_stand_on_the_pixel_that_the_position_looks_at():
     look = middle(model, CLEAN)
     assert look == ((16.0, 16.0), (2, 2), None)
     probe = place(look, CLEAN, indices, scale=0.5)
-    off = measures.centre(probe.masks.float()) - 16
+    off = centre(probe.masks.float()) - 16
     assert off.abs().mean() < 1
     assert middle(model, CLEAN, "blocks.1") == ((16.0, 16.0), (4, 4), "blocks.1")
     sizes = [place(look, CLEAN, indices, scale).masks.sum() for scale in (0.4, 0.8)]
@@ -42,7 +41,7 @@ def test_objects_stand_on_the_pixel_that_the_position_looks_at():
 def test_objects_stand_at_x_and_y():
     """Away from the diagonal: 10 pixels from the left, 20 from the top."""
     probe = place(Look((10.0, 20.0), (2, 1)), CLEAN, np.arange(20), scale=0.4)
-    rows, columns = measures.centre(probe.masks.float()).mean(0).tolist()
+    rows, columns = centre(probe.masks.float()).mean(0).tolist()
     assert (columns, rows) == (pytest.approx(10, abs=1), pytest.approx(20, abs=1))
 
 

@@ -13,7 +13,7 @@ from dkcls.data.loader import Loader
 
 
 def photograph(seed: int, width: int = 61, height: int = 47) -> Image.Image:
-    """Smooth, with some detail: what JPEG and a resize are made for."""
+    """Return a smooth image with some detail, which JPEG and a resize are made for."""
     generator = np.random.default_rng(seed)
     coarse = Image.fromarray(generator.integers(0, 256, (9, 11, 3), dtype=np.uint8))
     noise = generator.normal(0, 4, (height, width, 3))
@@ -28,7 +28,7 @@ def encoded(image: Image.Image, kind: str = "jpeg", **options: Any) -> bytes:
 
 
 def make_folder(root: Path, train: int = 22, val: int = 7, classes: int = 3) -> Path:
-    """root/train/<class>/<number>.jpg and root/val/..."""
+    """Write root/train/<class>/<number>.jpg and root/val/..., and return root."""
     for split, count in (("train", train), ("val", val)):
         for number in range(count):
             folder = root / split / f"class{number % classes}"

@@ -1,4 +1,4 @@
-"""Every kind of image file comes out as its picture, upright, in three channels; what is damaged is named."""
+"""Decoding of every kind of image file, upright and in three channels; damage is named."""
 
 import struct
 
@@ -125,7 +125,7 @@ def test_sixteen_bits_become_eight(kind):
 
 
 def grey_levels(bits: int) -> np.ndarray:
-    """64 levels from black to white of a grey image with so many bits, [8, 8]."""
+    """Return 64 levels from black to white of a grey image with so many bits, [8, 8]."""
     return np.linspace(0, 2**bits - 1, 64).round().astype(np.int64).reshape(8, 8)
 
 
@@ -138,7 +138,7 @@ def plain_pgm(levels: np.ndarray, largest: int) -> bytes:
 
 
 def tiff(levels: np.ndarray, bits: int, kind: int = 1, order: str = "<") -> bytes:
-    """`kind`: 1 for unsigned, 2 for signed integers, 3 for floats."""
+    """Return a TIFF file; `kind` is 1 for unsigned integers, 2 for signed ones, 3 for floats."""
     if bits == 12:  # three bytes hold two pixels
         pairs = levels.reshape(-1, 2)
         pixels = b"".join(int(a << 12 | b).to_bytes(3, "big") for a, b in pairs)

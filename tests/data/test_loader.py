@@ -1,4 +1,7 @@
-"""Batches are a function of (seed, epoch, position) and the rank: not of the workers, nor of what was read before."""
+"""Batches depend on (seed, epoch, position) and the rank alone.
+
+Neither the workers nor earlier reads change a batch.
+"""
 
 import multiprocessing
 import os
@@ -13,7 +16,7 @@ import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dkcls.data import Normalize, create_dataset, create_loader
-from dkcls.data.base import BadFile, Batch, ImageDataset, Loaded
+from dkcls.data.dataset import BadFile, Batch, ImageDataset, Loaded
 from tests.data.common import assert_same_batches, batches_from
 
 
@@ -114,7 +117,7 @@ def test_the_global_generators_are_left_alone(workers, shared_folder):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """torch looks after silent workers every 5 seconds."""
+    """Let torch look after silent workers sooner than every 5 seconds."""
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
 
 
@@ -143,7 +146,7 @@ def test_killed_workers_are_started_again(restarts):
 
 
 def batches_with_kills(loader, after):
-    """Kills the last worker after these numbers of batches."""
+    """Return the loader's batches; kill the last worker after each number of batches in `after`."""
     found = []
     for batch in loader:
         found.append(batch)
@@ -170,7 +173,7 @@ def test_killed_workers_go_on_in_an_epoch_that_was_resumed_midway_and_in_an_eval
 
 
 class DiesWithTheLock(Numbers):
-    """In its first epoch, a worker dies while it asks whether it is done."""
+    """Data set of which a worker dies in the first epoch, while asking whether it is done."""
 
     def load(self, indices, epoch=0):
         if epoch == 0 and torch.utils.data.get_worker_info() is not None and not self.mark.exists():
@@ -195,9 +198,8 @@ def test_a_worker_killed_within_its_event_locks_nobody_out(tmp_path):
     dataset.mark = tmp_path / "died"
     context = multiprocessing.get_context("forkserver")
     ours, its = context.Pipe()
-    reader = context.Process(
-        target=read_all, args=(dataset, its)
-    )  # else a failure is a test without an end
+    # In a process of its own, as otherwise a failure would be a test without an end.
+    reader = context.Process(target=read_all, args=(dataset, its))
     reader.start()
     try:
         assert ours.poll(60)
@@ -221,7 +223,7 @@ def test_ctrl_c_does_not_end_workers():
 
 
 def hold_a_worker(connection):
-    """What a run does: it has a worker, tells its number, and stays."""
+    """Act as a run: start a worker, send its process id, and stay."""
     loader = create_loader(Numbers(100), 2, training=True, workers=1)
     next(iter(loader))
     connection.send(loader._loader._iterator._workers[0].pid)

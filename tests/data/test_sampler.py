@@ -1,4 +1,4 @@
-"""Who sees which image when: the counts over ranks, and the order that no rank or worker changes."""
+"""Order of the images: counts over ranks, and an order that no rank or worker changes."""
 
 import numpy as np
 import pytest
@@ -103,9 +103,8 @@ def test_groups_have_batches_of_their_own_and_share_the_rests(batch_size, accumu
     assert sorted(np.ravel(ranks)) == sorted(np.ravel(plain))
     batches = [batch for batches in ranks for batch in batches]
     mixed = [batch for batch in batches if len(set(GROUPS[batch])) > 1]
-    assert len(mixed) * batch_size <= 2 * (
-        batch_size - 1
-    )  # each group's rest is smaller than a batch
+    # The rest of each group is smaller than a batch.
+    assert len(mixed) * batch_size <= 2 * (batch_size - 1)
 
 
 def test_grouped_batches_come_in_another_order_in_every_epoch_and_no_image_is_left_out_for_ever():
@@ -149,7 +148,7 @@ def test_groups_must_be_one_per_image():
 
 
 def test_the_order_without_groups():
-    """The one of all runs so far."""
+    """Check the order against that of all runs so far."""
     assert indices(TrainSampler(9, 3, 1, 0, 1, seed=2)) == [[1, 6, 8], [3, 5, 4], [2, 7, 0]]
 
 

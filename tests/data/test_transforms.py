@@ -1,4 +1,4 @@
-"""Crops as torchvision draws them, pixels as PIL and timm make them, colours as torchvision changes them."""
+"""Transforms: crops as in torchvision, pixels as in PIL and timm, colours as in torchvision."""
 
 import random
 
@@ -11,7 +11,7 @@ from timm.data.auto_augment import rand_augment_transform
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms import functional as TF
 
-from dkcls.data.torchvision_sets import Pixels
+from dkcls.data.sets.torchvision import Pixels
 from dkcls.data.transforms import (
     EvalTransform,
     TrainTransform,
@@ -21,15 +21,8 @@ from dkcls.data.transforms import (
 )
 from tests.data.common import photograph
 
-SIZES = [
-    (47, 61),
-    (375, 500),
-    (500, 375),
-    (10, 400),
-    (400, 10),
-    (1, 1),
-    (64, 64),
-]  # the long ones come to the fallback
+# The long ones come to the fallback.
+SIZES = [(47, 61), (375, 500), (500, 375), (10, 400), (400, 10), (1, 1), (64, 64)]
 
 
 def tensor(image: Image.Image) -> torch.Tensor:
@@ -66,9 +59,8 @@ def test_pixels_are_pils(width, height, interpolation):
         assert difference.max() <= (1 if interpolation == "bilinear" else 2)
         assert (difference > 1).float().mean() <= 1e-4
         means.append(difference.float().mean().item())
-    assert sum(means) / len(means) <= (
-        0.05 if width > height else 0.08
-    )  # of standing images more crops are near 224 wide
+    # Of portrait images more crops are near 224 pixels wide.
+    assert sum(means) / len(means) <= (0.05 if width > height else 0.08)
 
 
 def test_training_crops_flips_and_nothing_else():
@@ -141,9 +133,8 @@ def test_jitter_does_what_torchvisions_operations_do():
         ours = jitter_colors(image, 0.4, torch.Generator().manual_seed(seed))
         order = torch.randperm(3, generator=generator).tolist()
         factors = torch.empty(3).uniform_(0.6, 1.4, generator=generator).tolist()
-        expected = (
-            image / 255
-        )  # of bytes, torchvision cuts off to a whole level after each operation
+        # On bytes, torchvision would cut off to a whole level after each operation.
+        expected = image / 255
         for operation in order:
             expected = changes[operation](expected, factors[operation])
         assert (ours - expected * 255).abs().max() <= 0.55  # and its grey weighs red with 0.2989

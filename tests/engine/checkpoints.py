@@ -1,4 +1,4 @@
-"""Checkpoints and image folders without training: a network that is awake, with the facts that the trainer writes."""
+"""Checkpoints and image folders without training: an awake network, with the trainer's facts."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from PIL import Image
 from dkcls.config import Config, DataConfig, ModelConfig
 from dkcls.data import create_dataset
 from dkcls.engine.checkpoint import write
-from dkcls.tasks.classification import facts, network_input
+from dkcls.engine.task import Card
+from dkcls.tasks.classification.task import network_input
 from tests.models.common import awake, create, stir
 
 
@@ -19,12 +20,12 @@ def write_checkpoint(path: Path, data: DataConfig | None = None, **arguments: An
         model=ModelConfig(name="mobilenetv2_nano", **arguments),
         data=data or DataConfig(name="deformed_fashion", workers=0),
     )
-    dataset = create_dataset(split="val", **config.data.dataset_arguments())
+    dataset = create_dataset(config.data, "val")
     model = stir(
         awake(create(num_classes=dataset.num_classes, in_chans=dataset.channels, **arguments))
     )
-    taken = network_input(config, dataset)
-    write(path, {**facts(config, dataset, taken), "model": model.state_dict(), "ema": None})
+    card = Card(config, dataset.class_names, network_input(config.data, dataset))
+    write(path, {**card.to_dict(), "model": model.state_dict(), "ema": None})
     return path
 
 
@@ -35,8 +36,11 @@ def write_images(
     split: str = "val",
     colour: bool = False,
 ) -> Path:
-    """The first `count` images of the embedded test split, those of `classes` alone, as root/<split>/<class>/*.png."""
-    dataset = create_dataset("deformed_fashion", split="test")
+    """Write the first `count` images of the embedded test split, or those of `classes` among them.
+
+    Files are root/<split>/<class>/*.png.
+    """
+    dataset = create_dataset(DataConfig(name="deformed_fashion"), "test")
     batch = dataset.load(np.arange(count)).batch
     for number, (image, target) in enumerate(
         zip(batch.images.numpy(), batch.targets.tolist(), strict=True)

@@ -17,20 +17,29 @@ import torch
 from omegaconf import OmegaConf
 
 from dkcls.config import Config, to_config
-from dkcls.engine.build import build_trainer
 from dkcls.engine.distributed import World
 from dkcls.engine.log import CLOCK
+from dkcls.engine.run import build_trainer
 from dkcls.engine.trainer import Trainer
-from dkcls.tasks.classification import build
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-# 2 epochs of 6 steps on 52 made-up images, with a line of metrics every second step; 4 images do not fill a batch.
+# 2 epochs of 6 steps on 52 made-up images, with a line of metrics every second step. 4 images of
+# an epoch do not fill a batch.
 SMALL = (
-    "name=small", "experiment=quickstart", "data=synthetic", "data.image_size=32", "data.length=52",
-    "data.num_classes=10", "train.batch_size=8",
-    "schedule.epochs=2", "schedule.warmup_epochs=0.5", "log.every=2", "log.tensorboard=false", "optim.generator_lr=1",
-)  # fmt: skip
+    "name=small",
+    "experiment=quickstart",
+    "data=synthetic",
+    "data.image_size=32",
+    "data.length=52",
+    "data.num_classes=10",
+    "train.batch_size=8",
+    "schedule.epochs=2",
+    "schedule.warmup_epochs=0.5",
+    "log.every=2",
+    "log.tensorboard=false",
+    "optim.generator_lr=1",
+)
 RANK_TIMEOUT = 120  # seconds; for ranks that hang
 
 
@@ -42,7 +51,7 @@ def run_train(folder: Path, *overrides: str, ranks: int = 1) -> subprocess.Compl
         else []
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    # Into files: helpers of a killed process may outlive it, and a pipe would stay open for as long.
+    # Output goes to files: helpers of a killed process may outlive it and would keep a pipe open.
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         arguments = [sys.executable, *launcher, str(ROOT / "train.py"), *SMALL, *overrides]
         done = subprocess.run(
@@ -56,7 +65,10 @@ def run_train(folder: Path, *overrides: str, ranks: int = 1) -> subprocess.Compl
 def run_here(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, script: str = "train.py"
 ) -> int:
-    """The same in this process, which need not import everything again; or another script. Returns the exit code."""
+    """Run train.py or another script in this process, and return the exit code.
+
+    Nothing has to be imported again.
+    """
     monkeypatch.chdir(folder)
     monkeypatch.setattr(
         sys, "argv", [str(ROOT / script), *(SMALL if script == "train.py" else ()), *overrides]
@@ -67,7 +79,10 @@ def run_here(
 
 
 def on_ranks(folder: Path, work: Callable[[], Any], ranks: int = 2) -> list[Any]:
-    """What `work` returns in each of so many forks of this process, which torchrun would tell the same of themselves."""
+    """Return what `work` returns in each of `ranks` forks of this process.
+
+    The forks have the environment that torchrun would give them.
+    """
     context = multiprocessing.get_context("fork")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -103,7 +118,7 @@ def _rank(folder: Path, work: Callable[[], Any], rank: int, ranks: int, port: in
 
 
 def run_ranks(folder: Path, *overrides: str, ranks: int = 2) -> None:
-    """train.py on so many ranks, as torchrun would start it, but without importing everything again."""
+    """Run train.py on several ranks like torchrun, but without importing everything again."""
 
     def work() -> int:
         return run_here(pytest.MonkeyPatch(), folder, *overrides)
@@ -128,11 +143,16 @@ def small_config(*overrides: str) -> Config:
         *plain,
         *overrides,
     ]
-    return to_config(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(words)))  # type: ignore[arg-type]
+    return to_config(
+        OmegaConf.merge(  # type: ignore[arg-type]
+            OmegaConf.structured(Config),
+            OmegaConf.from_dotlist(words),
+        )
+    )
 
 
 def small_trainer(*overrides: str, world: World | None = None) -> Trainer:
-    return build_trainer(small_config(*overrides), world or World(CPU), build)
+    return build_trainer(small_config(*overrides), world or World(CPU))
 
 
 def last_state(folder: Path, name: str = "small") -> dict[str, Any]:

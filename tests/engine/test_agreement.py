@@ -1,18 +1,23 @@
-"""The same weights and JPEGs give what timm's own evaluation gives: pixels within two levels, logits, decisions."""
+"""Agreement with timm's own evaluation, for the same weights and JPEGs.
+
+Pixels agree within two levels; logits and decisions agree too.
+"""
 
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.data import create_dataset, create_loader, resolve_data_config
+from timm.data import create_dataset as timm_dataset
+from timm.data import create_loader as timm_loader
+from timm.data import resolve_data_config
 from torch import nn
 
-from dkcls.classification.figures import Figures
 from dkcls.config import DataConfig, ModelConfig
-from dkcls.data import create_loader as our_loader
-from dkcls.engine.build import build_dataset
-from dkcls.engine.network import load_network
-from dkcls.tasks.classification_eval import evaluation_data, outputs_of
+from dkcls.data import create_dataset, create_loader
+from dkcls.engine.evaluate import data_for
+from dkcls.engine.network import load
+from dkcls.tasks.classification.metrics import Details
+from dkcls.tasks.classification.task import Classification, outputs_of
 from tests.data.common import photograph
 from tests.models.common import create
 
@@ -33,8 +38,11 @@ def folder(tmp_path_factory):
 
 
 def settle(model: nn.Module, images: torch.Tensor) -> nn.Module:
-    """Statistics as training would leave them, and most of the activations on: random weights are else so chaotic that one
-    pixel's last bit changes everything. The classifier tells images from each other, not the mean image from nothing."""
+    """Set statistics as training would leave them, with most of the activations on.
+
+    Random weights are otherwise so chaotic that one pixel's last bit changes everything. The
+    classifier tells images from each other, not the mean image from nothing.
+    """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # the mean over batches
@@ -56,24 +64,27 @@ def settle(model: nn.Module, images: torch.Tensor) -> nn.Module:
     ],
 )
 def test_logits_are_timms(name, interpolation, levels, error_in_mean, folder, tmp_path):
-    """Bicubic is what the weights want; torch rounds bilinear resizing as PIL does but for one level."""
+    """Compare logits with bicubic resizing, which the weights want, and with bilinear.
+
+    torch rounds bilinear resizing as PIL does but for one level.
+    """
     options = {
         "input_size": (3, SIZE, SIZE),
         "batch_size": IMAGES,
         "use_prefetcher": False,
         "num_workers": 0,
     }
-    files, model = create_dataset("", root=folder / "val"), create(name)
+    files, model = timm_dataset("", root=folder / "val"), create(name)
     cfg = resolve_data_config(model=model)
     assert cfg["interpolation"] == "bicubic"
     options |= {key: cfg[key] for key in ("mean", "std")} | {"interpolation": interpolation}
-    [(theirs, targets)] = create_loader(files, is_training=False, crop_pct=0.875, **options)
+    [(theirs, targets)] = timm_loader(files, is_training=False, crop_pct=0.875, **options)
     settle(model, theirs)
     with torch.no_grad():
         expected = model(theirs)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
 
-    network = load_network(ModelConfig(name=name, pretrained=str(tmp_path / "w.safetensors")))
+    network = load(str(tmp_path / "w.safetensors"), ModelConfig(name=name))
     asked = DataConfig(
         name="imagefolder",
         root=str(folder),
@@ -82,18 +93,16 @@ def test_logits_are_timms(name, interpolation, levels, error_in_mean, folder, tm
         interpolation=interpolation,
     )
     given = ["data.interpolation"] if interpolation == "bilinear" else []
-    data = evaluation_data(
-        network, asked, ["data=imagenet", "data.image_size", "data.crop_ratio", *given]
-    )
-    dataset = build_dataset(data, "val", 0)
+    keys = ["data=imagenet", "data.image_size", "data.crop_ratio", *given]
+    data = data_for(network, Classification, asked, keys)
+    dataset = create_dataset(data, "val")
     assert outputs_of(network, dataset.class_names) == [0, 1, 207]
-    task = Figures(
-        network.input.mean, network.input.std, 3, torch.device("cpu"), outputs=range(1000)
-    )
-    [batch] = our_loader(dataset, IMAGES, training=False)
+    task = Classification(network.input.mean, network.input.std, 3, torch.device("cpu"))
+    details = Details(task, network.class_names(), range(1000))
+    [batch] = create_loader(dataset, IMAGES, training=False)
     with torch.no_grad():
         ours = task.images(batch)
-        got = task.logits(network.model.eval(), ours)
+        got = details.logits(network.model.eval(), ours)
         torch.testing.assert_close(
             network.model(theirs), expected, rtol=1e-4, atol=1e-5
         )  # on the same pixels
@@ -116,7 +125,5 @@ def test_weights_are_evaluated_at_the_size_that_they_are_published_at(tmp_path):
     cfg = timm.get_pretrained_cfg("resnet10t.c3_in1k")
     assert (cfg.input_size[-1], cfg.test_input_size[-1]) == (176, 224)
     save_file(timm.create_model("resnet10t").state_dict(), tmp_path / "w.safetensors")
-    network = load_network(
-        ModelConfig(name="resnet10t.c3_in1k", pretrained=str(tmp_path / "w.safetensors"))
-    )
+    network = load(str(tmp_path / "w.safetensors"), ModelConfig(name="resnet10t.c3_in1k"))
     assert network.input.image_size == 224

@@ -1,4 +1,4 @@
-"""Checkpoints: a good one is found, a bad one is named, and nothing of it is ever loaded. And what else a run writes."""
+"""Checkpoints and other files of a run: a good checkpoint is found, a bad one never loaded."""
 
 import fcntl
 import json
@@ -12,10 +12,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dkcls.engine import checkpoint, cli
-from dkcls.engine.checkpoint import BadCheckpoint, Checkpoints, hash_path
-from dkcls.engine.errors import UserError
+from dkcls.engine.checkpoint import Checkpoints
 from dkcls.engine.log import Log
 from dkcls.engine.run_directory import RunDirectory
+from dkcls.errors import UserError
+from dkcls.files import DamagedFile, hash_path
 from dkcls.layers import OffsetRecord
 
 
@@ -89,7 +90,7 @@ def test_a_full_disk_leaves_the_last_good_one(checkpoints, monkeypatch, tmp_path
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         checkpoints.save(state(4))
     assert newest(checkpoints)["step"] == 3
@@ -144,7 +145,7 @@ def test_a_copy_needs_no_hash_but_a_hash_must_be_its_own(checkpoints):
     path = checkpoints.newest_first()[0]
     data = hash_path(path).read_bytes()
     hash_path(path).write_bytes(b"0" + data[1:] if data[:1] != b"0" else b"1" + data[1:])
-    with pytest.raises(BadCheckpoint, match="SHA-256"):
+    with pytest.raises(DamagedFile, match="SHA-256"):
         checkpoint.read(path, need_hash=False)
     hash_path(path).unlink()
     assert checkpoint.read(path, need_hash=False)["step"] == 3
@@ -274,7 +275,10 @@ def test_a_held_run_says_by_whom(tmp_path):
 
 
 def test_a_lock_whose_file_is_gone_holds_nothing(tmp_path, monkeypatch):
-    """Between opening the file and locking it, its holder ends and removes it; a third process makes another."""
+    """Remove the lock file between opening and locking it, and create another.
+
+    The holder ends and removes its file; a third process makes the new one.
+    """
     flock, run = fcntl.flock, RunDirectory(tmp_path / "run")
     locked = []
 

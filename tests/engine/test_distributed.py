@@ -12,10 +12,9 @@ import torch
 from torch.distributed import HashStore
 
 from dkcls.engine import distributed
-from dkcls.engine.build import build_trainer
-from dkcls.engine.errors import UserError
 from dkcls.engine.network import create_network
-from dkcls.tasks.classification import build
+from dkcls.engine.run import build_trainer
+from dkcls.errors import UserError
 from tests.engine.checkpoints import write_images
 from tests.engine.common import (
     ROOT,
@@ -34,9 +33,16 @@ pytestmark = pytest.mark.xdist_group("test_distributed")  # its runs are made on
 
 # BN uses its own batch, of half the images: frozen, it is out of the way.
 SAME = (
-    "train.freeze_bn=true", "optim.lr=0.05", "optim.generator_lr=0.1", "data.workers=0", "log.every=1", "data.length=36",
-    "train.batch_size=8", "schedule.epochs=2", "schedule.warmup_epochs=0",
-)  # fmt: skip
+    "train.freeze_bn=true",
+    "optim.lr=0.05",
+    "optim.generator_lr=0.1",
+    "data.workers=0",
+    "log.every=1",
+    "data.length=36",
+    "train.batch_size=8",
+    "schedule.epochs=2",
+    "schedule.warmup_epochs=0",
+)
 WAYS = {"two": (2, 1), "accumulated": (1, 4), "both": (2, 2)}  # ranks and accumulation
 
 
@@ -168,14 +174,17 @@ def data_on_one(world, folder):
         "data.num_classes=null",
     )
     try:
-        build_trainer(small_config(*overrides), world, build)
+        build_trainer(small_config(*overrides), world)
     except UserError as error:
         return str(error)
     return "nothing"
 
 
 def trained(world, *overrides, bad=None):
-    """The weights after three steps. The counts of the rank and step `bad` are not finite; the gradients are."""
+    """Return the weights after three steps, and the number of skipped steps.
+
+    On the rank and step of `bad`, the sums are not finite, but the gradients are.
+    """
     trainer = small_trainer("schedule.warmup_epochs=0", *overrides, world=world)
     loss = trainer.task.loss
 

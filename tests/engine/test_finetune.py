@@ -1,23 +1,30 @@
-"""A checkpoint's network for other classes: a fresh head, a slower or frozen backbone, grey weights for colour."""
+"""Fine-tuning for other classes: a fresh head, a slower or frozen backbone, grey weights."""
 
 import pytest
 import torch
 import torchvision
 from safetensors.torch import save_file
 
-from dkcls.config import ModelConfig, OptimConfig
-from dkcls.engine.errors import UserError
-from dkcls.engine.network import load_network
+from dkcls.config import OptimConfig
+from dkcls.engine.network import load
 from dkcls.engine.optim import freeze_, parameter_groups
+from dkcls.errors import UserError
 from dkcls.models.convert import load_weights_
 from tests.engine.checkpoints import write_checkpoint, write_images
 from tests.engine.common import last_state, metric_lines, run_here
 from tests.models.common import awake, create, images
 
 FINETUNE = (
-    "experiment=finetune", "data=imagenet", "data.root=photos", "data.image_size=null", "data.workers=0", "data.length=null",
-    "data.num_classes=null", "data.crop_ratio=1", "optim.lr=0.05",
-)  # fmt: skip
+    "experiment=finetune",
+    "data=imagenet",
+    "data.root=photos",
+    "data.image_size=null",
+    "data.workers=0",
+    "data.length=null",
+    "data.num_classes=null",
+    "data.crop_ratio=1",
+    "optim.lr=0.05",
+)
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def test_the_network_is_that_of_the_checkpoint_with_a_head_of_its_own(
     torch.testing.assert_close(
         after["model"]["conv_stem.weight"].sum(1, keepdim=True), before["model"]["conv_stem.weight"]
     )
-    again = load_network(ModelConfig(pretrained=str(tmp_path / "runs/small/last.pt")))
+    again = load(str(tmp_path / "runs/small/last.pt"))
     assert (again.num_classes, again.run.model.freeze) == (3, None)
 
 

@@ -8,15 +8,18 @@ from torch import nn
 
 import dkcls.models  # noqa: F401
 from dkcls.config import OptimConfig, ScheduleConfig
-from dkcls.engine.errors import UserError
 from dkcls.engine.optim import freeze_, make_optimizer, make_schedule, parameter_groups
+from dkcls.errors import UserError
 from dkcls.layers import CondConv2d, offset_generators
 
 IMAGENET = 1_281_167
 
 
 def test_learning_rate_of_every_step_of_the_90_epochs():
-    """Both at full rate and at the generators' multiplier: lr*t/w, then lr/2*(1 + cos(pi*(t-w)/(T-w)))."""
+    """Check lr*t/w, then lr/2*(1 + cos(pi*(t-w)/(T-w))).
+
+    This holds at full rate and at the generators' multiplier.
+    """
     per_epoch = IMAGENET // 256
     total, warmup = 90 * per_epoch, 5 * per_epoch
     model = nn.ModuleDict({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)})
@@ -70,7 +73,10 @@ def test_schedule_without_warmup():
 
 
 def test_learning_rate_with_drops():
-    """The standard schedule of detection: 500 steps of warm-up, then a tenth after epochs 8 and 11 of 12, to the step."""
+    """Check the standard schedule of detection, to the step.
+
+    After 500 steps of warm-up, the rate drops to a tenth after epochs 8 and 11 of 12.
+    """
     optimizer = make_optimizer(nn.Linear(2, 2), OptimConfig(), 0.02)
     config = ScheduleConfig(12, warmup_steps=500, decay="drops", drop_epochs=[8, 11])
     schedule = make_schedule(optimizer, config, 1000)
@@ -104,7 +110,10 @@ def test_backbone_lr_is_of_all_but_the_classifier():
 
 @pytest.mark.parametrize(("nesterov", "expected"), [(False, [0.9, 0.75]), (True, [0.85, 0.675])])
 def test_steps_on_paper(nesterov, expected):
-    """Of lr 0.1, momentum 0.5 and a gradient of 1: the velocity is 1, then 1.5; Nesterov's step is 1 + half of it."""
+    """Check steps with lr 0.1, momentum 0.5 and a gradient of 1.
+
+    The velocity is 1, then 1.5; Nesterov's step is 1 + half of it.
+    """
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     optimizer = make_optimizer(

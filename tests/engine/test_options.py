@@ -1,4 +1,4 @@
-"""Each way to train, on the CPU: what it changes, that it is written down, and what is not finite does no harm."""
+"""Training options, on the CPU: their effects, their records, and steps that are not finite."""
 
 import json
 from copy import deepcopy
@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dkcls.classification import Classification
+from dkcls.tasks.classification import Classification
+from dkcls.tasks.classification.metrics import Details, Totals
 from tests.engine.common import last_state, metric_lines, run_here, small_trainer
 
 FEW = (
@@ -23,14 +24,19 @@ FEW = (
 def seen(monkeypatch):
     """What the network was given and gave: "loss" in training, "measure" in evaluations."""
     calls = {"loss": [], "measure": []}
-    for kind, kept in calls.items():
-        method = getattr(Classification, kind)
+    watched_methods = {"loss": (Classification, "loss"), "measure": (Totals, "add")}
+    watched_methods["details"] = (Details, "add")
+    for kind, (owner, name) in watched_methods.items():
+        method = getattr(owner, name)
+        kept = calls["loss" if kind == "loss" else "measure"]
 
         def watched(self, model, batch, method=method, kept=kept):
+            task = getattr(self, "task", self)
+
             def network(images):
                 logits = model(images)
                 deterministic = torch.are_deterministic_algorithms_enabled()
-                plain = torch.equal(images, self.images(batch))
+                plain = torch.equal(images, task.images(batch))
                 kept.append(
                     SimpleNamespace(
                         images=images,
@@ -43,7 +49,7 @@ def seen(monkeypatch):
 
             return method(self, network, batch)
 
-        monkeypatch.setattr(Classification, kind, watched)
+        monkeypatch.setattr(owner, name, watched)
     return calls
 
 
@@ -185,7 +191,10 @@ def on_paper(
     decay_norm=False,
     momentum=0.9,
 ):
-    """The weights after steps of SGD, each of as many batches as a list has: all but the gradient by hand."""
+    """Return the weights after steps of SGD, with all but the gradient computed by hand.
+
+    Each list in `batches` has the batches of one step.
+    """
     velocity = {}
     for step in batches:
         model.zero_grad()
@@ -364,7 +373,7 @@ def test_a_checkpoint_that_cannot_be_written(monkeypatch, tmp_path, capsys, capl
 
 
 def test_pretrained_weights(monkeypatch, tmp_path, capsys):
-    """A run's own checkpoint into the same network, the rigid one into DK, and another network's into neither."""
+    """Load a checkpoint into the same network and a rigid one into DK, but none into another."""
     assert (
         run_here(
             monkeypatch, tmp_path, *FEW, "name=rigid", "model.spatial=rigid", "schedule.epochs=1"

@@ -1,4 +1,4 @@
-"""What a run does before and beside its steps: precision, dry runs, its versions, its lines in a terminal."""
+"""A run besides its steps: precision, dry runs, versions, and lines in a terminal."""
 
 import logging
 import os
@@ -11,14 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 import torch
 
-from dkcls.classification import Classification
-from dkcls.engine import run, run_directory
-from dkcls.engine.distributed import World
-from dkcls.engine.errors import UserError
-from dkcls.engine.evaluate import choose_precision
+from dkcls.engine import dry_run, run, run_directory
+from dkcls.engine.distributed import World, choose_precision
+from dkcls.engine.dry_run import measure_step
 from dkcls.engine.log import Log
-from dkcls.engine.run import measure_step
 from dkcls.engine.run_directory import RunDirectory
+from dkcls.errors import UserError
+from dkcls.tasks.classification import Classification
 from tests.engine.common import CPU, run_here, small_config, small_trainer
 
 GPU = torch.device("cuda", 0)
@@ -127,13 +126,17 @@ def test_a_run_fixes_cublas_when_it_is_to_be_deterministic(tmp_path, monkeypatch
     monkeypatch.setattr(run.distributed, "start", lambda *_: order.append("start") or 1 / 0)
     for word in ("train.deterministic=false", "train.deterministic=true"):
         with pytest.raises(ZeroDivisionError):
-            run.train(small_config(word), lambda *_: None)
+            run.train(small_config(word))
     assert order == ["start", "cublas", "start"]
 
 
 @pytest.mark.parametrize(("accumulation", "whole"), [(1, 16), (2, 8)])
 def test_a_dry_run_goes_on_in_a_straight_line(accumulation, whole, monkeypatch):
-    """A step takes 3 s and 0.5 s per image, the process 1 GiB and 0.25 GiB per image, loading 0.01 s per image."""
+    """Extrapolate the cost of a step linearly from small batches.
+
+    A step takes 3 s and 0.5 s per image, the process 1 GiB and 0.25 GiB per image, loading 0.01 s
+    per image.
+    """
     trainer = small_trainer("train.batch_size=16", f"train.accumulation={accumulation}")
     clock, seen = [100.0], []
     load = trainer.train_loader.dataset.load
@@ -149,7 +152,7 @@ def test_a_dry_run_goes_on_in_a_straight_line(accumulation, whole, monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(trainer.train_loader.dataset, "load", slow_load)
     monkeypatch.setattr(trainer, "train_step", slow_step)
-    monkeypatch.setattr(run, "peak_memory", lambda device: 1024 + 256 * seen[-1])
+    monkeypatch.setattr(dry_run, "peak_memory", lambda device: 1024 + 256 * seen[-1])
     cost = measure_step(trainer, whole)
     assert set(seen) == {2, 4}
     assert cost.seconds == pytest.approx(3 + 0.5 * whole)
@@ -159,9 +162,9 @@ def test_a_dry_run_goes_on_in_a_straight_line(accumulation, whole, monkeypatch):
 
 def test_a_dry_run_says_what_does_not_fit(monkeypatch):
     trainer = small_trainer()
-    monkeypatch.setattr(run, "machine_memory", lambda device: 8 * 2**30)
+    monkeypatch.setattr(dry_run, "machine_memory", lambda device: 8 * 2**30)
     for gib, fits in ((7.5, True), (8.5, False)):
-        rows = dict(run.StepCost(2.0, 3.0, gib * 2**30).rows(trainer))
+        rows = dict(dry_run.StepCost(2.0, 3.0, gib * 2**30).rows(trainer))
         assert rows["peak memory"].startswith(f"{gib} GiB of the 8.0 GiB of cpu")
         assert ("too much" in rows["peak memory"]) != fits
         assert rows["loading"].endswith("with data.workers=1 it is slower than the network")
@@ -169,7 +172,7 @@ def test_a_dry_run_says_what_does_not_fit(monkeypatch):
 
 
 def test_a_dry_run_speaks_before_it_measures(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run, "measure_step", lambda *_: 1 / 0)
+    monkeypatch.setattr(dry_run, "measure_step", lambda *_: 1 / 0)
     assert run_here(monkeypatch, tmp_path, "train.dry_run=true", "data.workers=0") == 1
     said = capsys.readouterr()
     assert "end of warm-up" in said.out

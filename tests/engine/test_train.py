@@ -24,9 +24,17 @@ def test_what_a_run_leaves(finished):
     folder, said = finished
     run = folder / "runs/small"
     assert {path.name for path in run.iterdir()} == {
-        ".lock", "best.pt", "last.pt", "checkpoints", "config.yaml", "curves.png", "metrics.jsonl", "result.json",
-        "tensorboard", "versions.json",
-    }  # fmt: skip
+        ".lock",
+        "best.pt",
+        "last.pt",
+        "checkpoints",
+        "config.yaml",
+        "curves.png",
+        "metrics.jsonl",
+        "result.json",
+        "tensorboard",
+        "versions.json",
+    }
     kinds = [(line["kind"], line["step"]) for line in metric_lines(folder)]
     assert kinds == [
         ("train", 2),

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from dkcls.config import ScheduleConfig
-from dkcls.engine import run as run_module
+from dkcls.engine import dry_run as dry_run_module
 from dkcls.engine import trainer as trainer_module
-from dkcls.engine.build import milestones
 from dkcls.engine.distributed import World
-from dkcls.engine.errors import UserError
-from dkcls.engine.run import dry_run, train
+from dkcls.engine.dry_run import dry_run
+from dkcls.engine.optim import make_schedule, milestones
+from dkcls.engine.run import listen, train
 from dkcls.engine.run_directory import RunDirectory
-from dkcls.engine.signals import StopRequest, listen
-from dkcls.tasks.classification import build
+from dkcls.engine.trainer import StopRequest
+from dkcls.errors import UserError
 from tests.engine.common import CPU, same_bits, small_config, small_trainer
 
 TWO_STEPS = ("data.length=16", "schedule.warmup_epochs=0")  # an epoch
@@ -53,7 +53,7 @@ def evaluations(monkeypatch, *figures):
             raise UserError("the evaluation failed")
         return {"top1": top1, "loss": 1.0, "images": 1}
 
-    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    monkeypatch.setattr(trainer_module, "measure", evaluate)
 
 
 def best_step(folder):
@@ -66,10 +66,10 @@ def test_best_is_the_highest_metric(monkeypatch, tmp_path):
     config = small_config(*TWO_STEPS, "schedule.epochs=5")
     evaluations(monkeypatch, 10.0, 30.0, 20.0, None)
     with pytest.raises(UserError, match="the evaluation failed"):
-        train(config, build)
+        train(config)
     assert best_step(tmp_path) == 4
     evaluations(monkeypatch, 25.0, 30.0)
-    result = train(config, build)
+    result = train(config)
     assert best_step(tmp_path) == 4  # the first of two that are equal
     assert (result["top1"], result["best_top1"], result["best_step"], result["best_epoch"]) == (
         30,
@@ -97,7 +97,10 @@ def test_when_it_is_evaluated(monkeypatch, tmp_path, epochs, every, expected):
 
 
 def test_lines_of_metrics_are_of_the_steps_since_the_last(monkeypatch, tmp_path):
-    """A batch takes a second to load and three to train on, an evaluation a thousand. The loss of step s is 10*s."""
+    """Check the times and the loss in the lines of metrics.
+
+    A batch takes 1 s to load and 3 s to train on, an evaluation 1000 s. The loss of step s is 10*s.
+    """
     now = 0.0
 
     def takes(seconds):
@@ -110,9 +113,9 @@ def test_lines_of_metrics_are_of_the_steps_since_the_last(monkeypatch, tmp_path)
 
     def timed_loss(model, batch):
         takes(3)
-        value, counts = loss(model, batch)
-        counts[1] = 10 * trainer.step * counts[0]
-        return value, counts
+        value, sums = loss(model, batch)
+        sums[1] = 10 * trainer.step * sums[0]
+        return value, sums
 
     def timed_load(*arguments):
         takes(1)
@@ -124,7 +127,7 @@ def test_lines_of_metrics_are_of_the_steps_since_the_last(monkeypatch, tmp_path)
 
     monkeypatch.setattr(trainer.task, "loss", timed_loss)
     monkeypatch.setattr(trainer.train_loader.dataset, "load", timed_load)
-    monkeypatch.setattr(trainer_module, "evaluate", timed_evaluation)
+    monkeypatch.setattr(trainer_module, "measure", timed_evaluation)
     lines = Lines()
     trainer.fit(RunDirectory(tmp_path), lines, StopRequest())
     first, second = (line for line in lines.kept if line["kind"] == "train")
@@ -175,15 +178,18 @@ def kept(trainer):
 
 
 def test_a_bad_step_leaves_everything_as_it_was(tmp_path):
-    """Weights, statistics, momentum, and what is counted; one good step, and bad ones are counted from 1 again."""
+    """Leave weights, statistics, momentum and sums unchanged in a bad step.
+
+    After one good step, bad ones are counted from 1 again.
+    """
     trainer = small_trainer(
         *TWO_STEPS, "train.max_bad_steps=1", "train.ema_decay=0.9", "schedule.epochs=9"
     )
     loss, bad = trainer.task.loss, {1, 3, 5}
 
     def spoilt(model, batch):
-        value, counts = loss(model, batch)
-        return (value * float("nan") if trainer.step in bad else value), counts
+        value, sums = loss(model, batch)
+        return (value * float("nan") if trainer.step in bad else value), sums
 
     trainer.task.loss = spoilt
     trainer.set_train_mode()
@@ -227,7 +233,7 @@ def test_a_dry_run_tells_the_time_of_the_whole_run(monkeypatch, capsys):
     """90 epochs of 2 steps, two seconds each."""
     ticks = iter(range(0, 100, 2))
     monkeypatch.setattr(
-        run_module, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+        dry_run_module, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks)))
     )
     dry_run(
         small_trainer(
@@ -250,9 +256,16 @@ def test_a_dry_run_tells_the_time_of_the_whole_run(monkeypatch, capsys):
 
 
 def test_milestones():
+    """Ten steps in an epoch; generators, at another rate, come first."""
+
+    def found(config):
+        groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.002, 0.2)]
+        optimizer = torch.optim.SGD(groups, lr=0.2)
+        return milestones(make_schedule(optimizer, config.schedule, 10), config, 10)
+
     config = small_config("optim.lr=0.2", "schedule.epochs=12", "schedule.warmup_epochs=2")
     cosine = [("start", 0, 0.0), ("end of warm-up", 20, 0.2), ("half", 70, 0.1), ("end", 120, 0.0)]
-    assert milestones(10, config) == [(what, step, pytest.approx(lr)) for what, step, lr in cosine]
+    assert found(config) == [(what, step, pytest.approx(lr)) for what, step, lr in cosine]
     config.schedule = ScheduleConfig(
         12, warmup_steps=5, decay="drops", drop_epochs=[8, 11], gamma=0.5
     )
@@ -263,7 +276,7 @@ def test_milestones():
         ("drop", 110, 0.05),
         ("end", 120, 0.05),
     ]
-    assert milestones(10, config) == [(what, step, pytest.approx(lr)) for what, step, lr in drops]
+    assert found(config) == [(what, step, pytest.approx(lr)) for what, step, lr in drops]
 
 
 def test_signals_ask_to_stop_and_a_second_ctrl_c_stops_at_once():

@@ -1,4 +1,4 @@
-"""The layers under test, small: a name, the layer's name in the registry, and how to build it."""
+"""Small layers under test: a name, the layer's name in the registry, and how to build one."""
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ def build(key: str, kernel_size=3, dtype=torch.float64, seed: int = 0, **options
 
 
 def rigid(key: str, kernel_size=3, dtype=torch.float64, seed: int = 0, **options) -> nn.Conv2d:
-    """What nn.Conv2d makes of the same arguments and seed."""
+    """Return nn.Conv2d with the same arguments and seed."""
     torch.manual_seed(seed)
     groups = SMALL[key][1].get("groups", 1)
     return nn.Conv2d(6, 6, kernel_size, **{"padding": 1, "groups": groups, **options}, dtype=dtype)
@@ -44,7 +44,7 @@ def image(
 
 
 def stir(layer: nn.Module, scale: float = 0.2) -> nn.Module:
-    """Generators away from zero, so that something moves."""
+    """Move the generators away from zero, so that something moves."""
     generator = torch.Generator().manual_seed(5)
     for name, p in layer.named_parameters():
         if "generator" in name or "routing" in name:

@@ -1,4 +1,4 @@
-"""Any network's depthwise convolutions converted: the same outputs until trained."""
+"""Conversion of any network's depthwise convolutions: the same outputs until trained."""
 
 import copy
 
@@ -27,7 +27,7 @@ NETWORKS = {
 
 
 def network(key: str) -> nn.Module:
-    """In eval mode, with no small scale or gain that hides what a convolution does."""
+    """Return a network in eval mode, without small scales that hide a convolution's effect."""
     torch.manual_seed(0)
     model = NETWORKS[key]().eval()
     for name, p in model.named_parameters():

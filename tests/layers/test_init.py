@@ -1,4 +1,7 @@
-"""What a fresh layer is: the rigid layer, with generators at zero that learn from the first step and that timm leaves alone."""
+"""Fresh layers: equal to the rigid layer, with generators at zero.
+
+The generators learn from the first step, and timm leaves them alone.
+"""
 
 import copy
 
@@ -61,7 +64,7 @@ def test_so_it_does_with_other_strides(key, options):
 
 @pytest.mark.parametrize("key", ["cond", "cond_dense"])
 def test_fresh_experts_are_different_draws(key):
-    """Equal ones would get equal gradients and stay equal."""
+    """Check that experts differ: equal ones would get equal gradients and stay equal."""
     layer = build(key)
     first, *others = layer.weight.detach()
     assert len(others) == layer.experts - 1
@@ -85,7 +88,10 @@ def test_every_generator_learns_from_the_first_step(key, scope, grid):
 
 @pytest.mark.parametrize("scope", [2, 4])
 def test_a_1x1_scope_does_not_start_flat(scope):
-    """The least-norm scope of one tap between two entries is flat, and then nothing would ever move."""
+    """Check one tap between two entries, whose least-norm scope is flat.
+
+    In a flat scope nothing would ever move.
+    """
     kernel = torch.randn(4, 6, 1, 1, dtype=torch.float64)
     flat = scope_from_kernel(kernel, scope)
     middle = flat[..., scope // 2 - 1 : scope // 2 + 1, scope // 2 - 1 : scope // 2 + 1]
@@ -104,9 +110,8 @@ def test_a_scope_that_is_flat_along_one_axis_does_not_start_flat(kernel_size, sc
     kernel = torch.randn(4, 6, *kernel_size, dtype=torch.float64)
     layer = GlobalDeformKernel2d(6, 4, kernel_size, scope=scope, dtype=torch.float64)
     layer.load_kernel(kernel)
-    rows = (
-        layer.weight[..., :-1, :] + layer.weight[..., 1:, :]
-    ) / 2  # every tap is in the middle of four entries
+    # Every tap is in the middle of four entries.
+    rows = (layer.weight[..., :-1, :] + layer.weight[..., 1:, :]) / 2
     torch.testing.assert_close((rows[..., :-1] + rows[..., 1:]) / 2, kernel)
     layer(image()).square().sum().backward()
     assert (layer.kernel_generator.bias.grad.abs() > 1e-3).all()

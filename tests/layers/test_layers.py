@@ -1,4 +1,4 @@
-"""The layers as modules: what they compute, their arguments and errors, and what PyTorch does with a module."""
+"""Layers as modules: outputs, arguments, errors, and what PyTorch does with a module."""
 
 import copy
 import io
@@ -78,7 +78,10 @@ def test_padding_the_same_does_not_change_what_is_routed():
     [("global_dk", 1), ("global_dk", 2), ("local_dk", 1), ("dcn_local_dk", 1)],
 )
 def test_clip_decides_what_an_offset_outside_the_scope_learns(name, out_channels):
-    """One tap over the scope [1, 3, 7], read two steps right of its middle, which is one too far."""
+    """Check one tap over the scope [1, 3, 7].
+
+    The tap reads two steps to the right of the scope's middle, which is one step too far.
+    """
 
     def gradient(clip: str, pixel: float) -> float:
         layer = layer_class(name)(
@@ -306,7 +309,8 @@ def test_errors_of_layers_with_a_scope(options, message):
 
 def test_repr_says_what_it_is():
     assert repr(build("static", scope=5, grid="spread", padding="same")) == (
-        "StaticScope2d(6, 6, kernel_size=(3, 3), stride=(1, 1), padding='same', groups=6, scope=(5, 5), grid='spread')"
+        "StaticScope2d(6, 6, kernel_size=(3, 3), stride=(1, 1), padding='same', groups=6, "
+        "scope=(5, 5), grid='spread')"
     )
     text = repr(build("local_dk", bias=False, clip="projected", backend="reference"))
     assert (

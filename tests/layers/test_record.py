@@ -1,4 +1,4 @@
-"""Recording offsets: what was said, by which layer, and only when somebody asks."""
+"""Recording of offsets: which ones, of which layer, and only when somebody asks."""
 
 import pytest
 import torch
@@ -73,9 +73,8 @@ def test_clipped_is_the_share_strictly_outside_the_scope(key):
 
 
 def test_clipped_counts_from_the_layers_grid():
-    layer = build(
-        "local_dk", kernel_size=(3, 2), scope=(5, 4), grid="spread"
-    )  # grid: y 0, 2, 4; x 0, 3
+    # The grid has y at 0, 2, 4 and x at 0, 3.
+    layer = build("local_dk", kernel_size=(3, 2), scope=(5, 4), grid="spread")
     bias = torch.zeros(3, 2, 2, dtype=torch.float64)
     bias[0, 0, 1] = -0.1  # x = -0.1
     bias[1, 1, 1] = 0.1  # x = 3.1

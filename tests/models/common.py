@@ -1,4 +1,7 @@
-"""The networks under test: all names, the small network's variants, and what makes a fresh network tell something."""
+"""Networks under test: all names, the small network's variants, and helpers.
+
+The helpers give a fresh network outputs that tell something.
+"""
 
 import timm
 import torch
@@ -32,7 +35,10 @@ def create(name: str = "mobilenetv2_nano", seed: int = 0, **arguments) -> nn.Mod
 
 
 def drawn_once(name: str, seed: int = 0, **arguments) -> nn.Module:
-    """The same network as `create`'s, in half the time: its layers do not draw before the network does."""
+    """Return the same network as `create`, in half the time.
+
+    The layers do not draw weights before the network does.
+    """
     with torch.device("meta"):
         model = timm.create_model(name, **arguments)
     torch.manual_seed(seed)
@@ -45,7 +51,10 @@ def images(channels: int = 1, size: tuple[int, int] = (32, 32), n: int = 2) -> T
 
 
 def awake(model: nn.Module) -> nn.Module:
-    """In eval mode, with normalisation that hides nothing: timm's last ones in a block start at zero."""
+    """Put the network into eval mode, with normalisation that hides nothing.
+
+    timm's last normalisation in a block starts at zero.
+    """
     generator = torch.Generator().manual_seed(2)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -60,7 +69,7 @@ def awake(model: nn.Module) -> nn.Module:
 
 
 def stir(model: nn.Module, scale: float = 0.05) -> nn.Module:
-    """Generators away from zero, so that something moves."""
+    """Move the generators away from zero, so that something moves."""
     generator = torch.Generator().manual_seed(3)
     for name, p in model.named_parameters():
         if "generator" in name or "routing" in name:
@@ -69,7 +78,7 @@ def stir(model: nn.Module, scale: float = 0.05) -> nn.Module:
 
 
 def shapes_of(model: nn.Module, channels: int, size: tuple[int, int]) -> list[tuple[int, ...]]:
-    """The shapes of the outputs, without computing them."""
+    """Return the shapes of the outputs, without computing the outputs."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     with FakeTensorMode(), torch.no_grad():
         fakes = {name: torch.empty(t.shape, dtype=t.dtype, device="cpu") for name, t in tensors}

@@ -1,4 +1,4 @@
-"""Rigid weights in every variant: the same outputs before any training."""
+"""Loading of rigid weights into every variant: the same outputs before any training."""
 
 from functools import cache
 
@@ -28,7 +28,7 @@ def test_into_every_variant(key, prefix):
 @cache
 @torch.no_grad()
 def rigid_mobilenet(library: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Its state, and what it makes of the images; the two libraries' differ."""
+    """Return the network's state and outputs; those of the two libraries differ."""
     torch.manual_seed(2)
     rigid = (
         create("mobilenetv2_100", num_classes=7)

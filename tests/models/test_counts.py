@@ -1,4 +1,4 @@
-"""What the networks cost: exact numbers of parameters, multiply-adds as the paper counts, and the script that prints them."""
+"""Costs of the networks: parameters, multiply-adds as the paper counts, and the script for both."""
 
 import csv
 import importlib.util
@@ -23,7 +23,8 @@ def on_meta(name: str, **arguments) -> nn.Module:
         return timm.create_model(name, **arguments)
 
 
-# Tables 1 and 2 of the paper: top-1 and GFLOPs; tables 3 and 4: AP, of small, medium and large objects.
+# Tables 1 and 2 of the paper: top-1 and GFLOPs. Tables 3 and 4: AP, and AP of small, medium and
+# large objects.
 PRINTED = """
     resnet50 76.7 3.86
     resnet50_dw 76.3 3.82 / 36.6 22.1 39.9 46.6

@@ -1,4 +1,4 @@
-"""Initial weights: timm's rules, one function for all variants of a seed, and generators that stay at zero."""
+"""Initial weights: timm's rules, one function for all variants of a seed, generators at zero."""
 
 import math
 from functools import cache
@@ -140,7 +140,7 @@ def test_experts_differ_and_mix_to_the_kernel():
 
 
 def untouched(model: nn.Module) -> bool:
-    """Whether every generator and routing is at zero, if there are any."""
+    """Check that there are generators or routing, and that all are at zero."""
     parts = [part for _, part in offset_generators(model)] + [
         m for m in model.modules() if isinstance(m, Routing)
     ]

@@ -1,4 +1,4 @@
-"""Kernels per image: those that are kept for the backward pass are no larger than the images they meet."""
+"""Kernels per image: those kept for the backward pass are no larger than the layers' inputs."""
 
 import math
 
@@ -20,15 +20,14 @@ from tests.models.common import shapes_of
     ],
 )
 def test_kept_kernels_and_the_images_they_meet(name, kept_mib, inputs_mib):
-    """Per image of 224 x 224 in float32, over all layers: the figures of docs/models.md."""
+    """Check docs/models.md: MiB per image of 224 x 224 pixels in float32, over all layers."""
     kept, inputs = [], []
 
     def count(layer, args, out):
         kernel = out.shape[1] * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
         inputs.append(args[0][0].numel())
-        kept.append(
-            kernel if kernel <= inputs[-1] else 0
-        )  # else made again, a few images at a time
+        # Larger kernels are made again in the backward pass, for a few images at a time.
+        kept.append(kernel if kernel <= inputs[-1] else 0)
 
     with torch.device("meta"):
         model = timm.create_model(name)

@@ -1,4 +1,4 @@
-"""The networks as timm's users use them."""
+"""Networks as timm's users use them."""
 
 import copy
 import io
@@ -52,7 +52,7 @@ def test_drop_path_drops_the_branch_and_keeps_the_shortcut():
 
 @pytest.mark.parametrize("name", ["resnet50_dw", "mobilenetv2_nano"])
 def test_dropout_is_before_the_classifier(name):
-    """At a rate of 1 only the bias is left; the classifier alone has numbers."""
+    """Check that only the bias is left at a rate of 1; the classifier alone has numbers."""
     with torch.device("meta"):
         model = timm.create_model(name, drop_rate=1.0, num_classes=3)
     classifier = model.get_classifier().to_empty(device="cpu")
@@ -88,7 +88,7 @@ def test_widths_are_timms(theirs, width):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_fx_features_are_the_networks(variant):
-    """By timm's argument, by torchvision's extractor and from torch.fx itself, gradients included."""
+    """Check features by timm, by torchvision's extractor and from torch.fx, and their gradients."""
     model, x = awake(stir(create(**VARIANTS[variant]))), images()
     features = create(**VARIANTS[variant], features_only=True, feature_cls="fx")
     features.graph_module.load_state_dict(model.state_dict(), strict=False)
@@ -168,7 +168,10 @@ def test_width_of_the_small_network():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN_NAMES)
 def test_a_train_step(name):
-    """Odd sizes, channels_last, one channel in: every parameter gets a gradient, and the step changes the output."""
+    """Check that every parameter gets a gradient and that the step changes the output.
+
+    The sizes are odd, the memory is channels_last, and images have one channel.
+    """
     model = drawn_once(name, in_chans=1, num_classes=3).to(memory_format=torch.channels_last)
     for module in model.modules():
         if hasattr(module, "zero_init_last"):

@@ -1,4 +1,4 @@
-"""Arguments: what they choose, and what is said of wrong ones."""
+"""Arguments of the networks: their effects, and errors for wrong ones."""
 
 import pytest
 import timm

@@ -1,4 +1,4 @@
-"""The cases over which every backend is compared with the reference, outputs and all gradients."""
+"""Cases in which every backend is compared with the reference, by outputs and all gradients."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ Pair = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class Case:
-    """A call. `kind` names which offsets there are: local, global, dcn, dcn_local, dcn_global."""
+    """Call of the operator. `kind` names its offsets: local, global, dcn, dcn_local, dcn_global."""
 
     kind: str = "local"
     n: int = 2
@@ -29,9 +29,8 @@ class Case:
     channels_last: bool = True
     offset_scale: float = 1.0
     integer: bool = False  # offsets that put every coordinate on an integer
-    layout: str = (
-        ""  # of all tensors: "transposed" or "sliced", in which H and W are no single axis
-    )
+    # Of all tensors: "transposed" or "sliced", in which H and W are no single axis.
+    layout: str = ""
 
     def __str__(self) -> str:
         default = Case()
@@ -105,7 +104,7 @@ CASES = [
 
 
 def relaid(t: Tensor, layout: str) -> Tensor:
-    """The same numbers in another layout."""
+    """Return the same numbers in another layout."""
     if layout == "transposed":
         return t.transpose(-2, -1).contiguous().transpose(-2, -1)
     if layout == "sliced":
@@ -116,7 +115,7 @@ def relaid(t: Tensor, layout: str) -> Tensor:
 def make_tensors(
     case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
 ) -> list[Tensor | None]:
-    """(input, weight, kernel_offset, image_offset), leaves that require gradients."""
+    """Return (input, weight, kernel_offset, image_offset), leaves that require gradients."""
     generator = torch.Generator().manual_seed(seed)
     geometry = make_geometry(case.scope, **case.options)
     ho, wo = geometry.output_size(*case.size)
@@ -145,7 +144,7 @@ def make_tensors(
 
 
 def run(case: Case, tensors: list[Tensor | None], backend: str | None) -> list[Tensor]:
-    """The output and the gradients to every tensor, for a gradient that depends only on the case."""
+    """Return the output and the gradients to all tensors, for an output gradient of fixed seed."""
     out = deform_kernel2d(*tensors, **case.options, backend=backend)
     grad = torch.randn(
         out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
@@ -160,7 +159,10 @@ def assert_matches_reference(
     device: str = "cpu",
     tolerance: float = 2e-6,
 ):
-    """Relative error, in norm, of the output and of each gradient against the float64 reference of the same numbers."""
+    """Check the output and each gradient against the float64 reference of the same numbers.
+
+    The error is relative, in norm.
+    """
     tensors = make_tensors(case, dtype, device)
     wide = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
     expected, got = run(case, wide, "reference"), run(case, tensors, backend)

@@ -1,15 +1,19 @@
-"""Kernels compiled for GPUs that need not be there: which of them `make test` compiles, and what they must not need."""
+"""Kernels compiled for absent GPUs: which `make test` compiles, and what they must not do."""
 
 import re
 from collections.abc import Callable, Iterable
 
 import pytest
 
-from dkcls.ops.triton_support import TARGETS, KernelSpec, resources
+from dkcls.ops.inspect import TARGETS, resources
+from dkcls.ops.triton_launch import KernelSpec
 
 
 def shipped(specs: Callable[[str], Iterable[KernelSpec]]) -> list:
-    """Return the parameters (arch, spec): each kernel for one target in turn, and marked `long` for the others."""
+    """Return parameters (arch, spec), with each kernel for one target in turn.
+
+    The other targets are marked `long`.
+    """
     by_name: dict[str, list[tuple[str, KernelSpec]]] = {}
     for arch in TARGETS:
         for spec in specs(arch):

@@ -1,4 +1,4 @@
-"""What the tests of the operators with a kernel per image share: shapes to try, and the loop over images that defines them."""
+"""Shared parts of the tests with a kernel per image: shapes, and the loop over images as oracle."""
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +27,12 @@ def options_of(shape: tuple) -> dict:
 
 
 def loop(x: Tensor, kernels: Tensor, options: dict) -> Tensor:
-    """Each image by itself."""
+    """Convolve each image by itself."""
     return torch.cat([F.conv2d(x[n : n + 1], kernels[n], **options) for n in range(len(x))])
 
 
 def gradients(out: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """The output, and the gradients for a gradient that depends only on its shape."""
+    """Return the output, and the gradients for an output gradient that depends on shape only."""
     grad = torch.randn(
         out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     ).to(out)

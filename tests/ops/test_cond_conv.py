@@ -1,10 +1,10 @@
-"""Conditional convolution: one mixed kernel per image, against E convolutions and against a loop over images."""
+"""Conditional convolution: one mixed kernel per image, against E convolutions and a loop."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from dkcls.ops import cond_conv2d, per_image_conv
+from dkcls.ops import cond_conv2d, per_image
 from tests.ops.per_image import SHAPES, gradients, leaf, loop, options_of
 
 
@@ -55,7 +55,7 @@ def test_chunks_change_nothing(monkeypatch):
     shape = (6, 40, 1, (2, 2), 1, 1, 0, 1)
     tensors, results = make(shape, n=5, channels_last=True), []
     for kernels in (5, 2):
-        monkeypatch.setattr(per_image_conv, "KERNEL_BYTES", kernels * 8 * 240)
+        monkeypatch.setattr(per_image, "KERNEL_BYTES", kernels * 8 * 240)
         results.append(gradients(cond_conv2d(*tensors), tensors))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
@@ -83,7 +83,7 @@ def test_autocast(shape):
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[9]], ids=str)
 def test_compiles_as_one_graph(shape, monkeypatch):
-    monkeypatch.setattr(per_image_conv, "KERNEL_BYTES", 2 * 8 * 240)
+    monkeypatch.setattr(per_image, "KERNEL_BYTES", 2 * 8 * 240)
     torch.compiler.reset()
     tensors = make(shape)
     got = torch.compile(cond_conv2d, fullgraph=True, backend="aot_eager")(

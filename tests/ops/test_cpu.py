@@ -1,4 +1,4 @@
-"""The numba backend: the reference's numbers, whatever the layout, the number of threads and the kind of process."""
+"""Backend "cpu": the reference's numbers for any layout, number of threads and kind of process."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors,
 pytestmark = pytest.mark.xdist_group("test_cpu")  # one worker compiles what is tested here alone
 
 LOCAL = Case(n=8, c=44, size=(9, 8))
-# With few images the channels are cut into blocks, whose offset gradients are summed and then projected.
+# Few images: channels are cut into blocks, whose offset gradients are summed and then projected.
 BLOCKS = [
     Case(n=1, c=260, size=(6, 5)),
     Case(n=2, c=200, size=(6, 5), clip="projected", offset_scale=3.0),
@@ -70,7 +70,8 @@ def test_blocks_are_more_than_one():
         assert cpu._describe(x.shape, shape, kernel_offset is not None, geometry).split.blocks > 1
 
 
-# Computed in float32: what is lost is the rounding of the gradient that comes in and of each result, 2**-11 and 2**-8 each.
+# Computed in float32, so that what is lost is the rounding of the incoming gradient and of each
+# result: 2**-11 and 2**-8 each.
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str
 )
@@ -89,7 +90,7 @@ def test_float64_is_the_tap_loop():
 
 
 def strided(t, how):
-    """The same numbers in another layout."""
+    """Return the same numbers in another layout."""
     if how == "planar":
         return t.contiguous()
     if how == "sliced channels":
@@ -189,7 +190,10 @@ def test_extra_memory_is_half_an_input_and_two_copies_of_the_weight_at_most(
     ("kind", "which"), [("local", 2), ("dcn_local", 2), ("dcn", 3), ("dcn_local", 3)]
 )
 def test_offsets_that_are_not_finite(kind, which, number):
-    """A NaN shows, even at a tap that reads nothing but padding; infinity is the border of the scope, or outside the image."""
+    """Check that a NaN shows even at a tap that reads only padding, and that infinity is clipped.
+
+    An infinite kernel offset is the scope's border, an infinite image offset is outside the image.
+    """
     case = Case(kind=kind, scope=(3, 3))
     tensors = [None if t is None else t.detach() for t in make_tensors(case)]
     with torch.no_grad():
@@ -221,7 +225,7 @@ def test_nan_in_the_input_goes_no_further_than_in_the_reference(kind):
 
 
 def child(queue, tensors, expected):
-    """Run in another process."""
+    """Compare results with the expected ones, in another process."""
     leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
     queue.put(
         all(torch.equal(a, b) for a, b in zip(run(LOCAL, leaves, "cpu"), expected, strict=True))
@@ -244,7 +248,7 @@ def test_child_processes(method):
 
 
 def concurrent_runs() -> bool:
-    """Four Python threads at once, each several times."""
+    """Run four Python threads at once, each several times; return whether results are right."""
     tensors = [make_tensors(LOCAL, seed=seed) for seed in range(4)]
     expected = [run(LOCAL, t, "cpu") for t in tensors]
 
@@ -278,7 +282,10 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def test_threading_layer_is_the_users_choice():
-    """workqueue, the layer that is always there, aborts on concurrent launches: it must not see any."""
+    """Check that workqueue, the layer that is always there, sees no concurrent launches.
+
+    It aborts on them.
+    """
     code = (
         "import torch, numba; torch.set_num_threads(2)\n"
         "from tests.ops.test_cpu import concurrent_runs\n"
@@ -299,7 +306,7 @@ ONE_CALL = (
 
 @pytest.mark.long
 def test_compiling_is_announced_and_cached_until_a_source_changes(tmp_path):
-    """In a copy of the package, so that one of the files can be changed that a kernel is made of."""
+    """Work in a copy of the package, so that a file of which a kernel is made can be changed."""
     package = copytree(
         Path(dkcls.__file__).parent, tmp_path / "dkcls", ignore=lambda *_: ["__pycache__"]
     )

@@ -1,4 +1,7 @@
-"""The operator's meaning: the reference against a scalar loop, PyTorch and torchvision; the tap loop against the reference."""
+"""The operator's meaning: the reference against a scalar loop, PyTorch and torchvision.
+
+The tap loop is compared with the reference.
+"""
 
 import math
 
@@ -16,14 +19,14 @@ interpreter = pytest.mark.interpreter
 
 
 def place_at_rest(case: Case, k: int, taps: int, scope: int) -> float:
-    """The contract's g_k, along one axis."""
+    """Return the contract's g_k, along one axis."""
     spread = (scope - 1) / max(taps - 1, 1)
     step = {"centered": 1, "spread": spread}.get(case.grid, case.grid)
     return min(max((scope - 1) / 2 + (k - (taps - 1) / 2) * step, 0), scope - 1)
 
 
 def scalar_loop(case: Case, x, weight, kernel_offset, image_offset):
-    """The contract word by word, one number at a time, with no code of the operator's."""
+    """Compute the contract word by word, one number at a time, with no code of the operator's."""
     names = ("kernel_size", "stride", "padding", "dilation")
     values = (getattr(case, name) for name in names)
     kernel, stride, padding, dilation = ((v, v) if isinstance(v, int) else v for v in values)
@@ -71,7 +74,9 @@ def scalar_loop(case: Case, x, weight, kernel_offset, image_offset):
                 place.append(min(max(u, 0.0), case.scope[a] - 1))
                 cell.append(max(0, min(math.floor(place[a]), case.scope[a] - 2)))
             top = (case.scope[0] - 1, case.scope[1] - 1)
-            read = lambda a, b, c=c, top=top: weight[c, 0, min(a, top[0]), min(b, top[1])].item()  # noqa: E731
+            read = lambda a, b, c=c, top=top: (  # noqa: E731
+                weight[c, 0, min(a, top[0]), min(b, top[1])].item()
+            )
             total += value * bilinear(read, *place, *cell)
         out[n, c, p, q] = total
     return out
@@ -106,7 +111,7 @@ def test_without_offsets_it_is_conv2d(stride):
 @pytest.mark.parametrize("integer", [False, True], ids=["between pixels", "on pixels"])
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 def test_with_image_offsets_it_is_torchvisions_deform_conv2d(scale, integer):
-    """Output and every gradient, at integer coordinates, outside the image and on its border too."""
+    """Compare output and gradients, also at integers, outside the image and on its border."""
     torch.manual_seed(0)
     x = torch.randn(3, 5, 8, 7, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, 1, 3, 2, dtype=torch.float64, requires_grad=True)
@@ -146,7 +151,7 @@ def test_gradcheck(case, backend):
             *(None if t is None else next(leaves) for t in tensors), **case.options, backend=backend
         )
 
-    # The reference number by number; the rest along random directions, which is a hundred times cheaper.
+    # fast_mode goes along random directions, a hundred times cheaper than number by number.
     assert torch.autograd.gradcheck(run, given, fast_mode=backend is None)
     if backend == "reference":
         assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
@@ -155,7 +160,10 @@ def test_gradcheck(case, backend):
 @pytest.mark.parametrize("scope", [3, 4, 5, 9])
 @pytest.mark.parametrize("backend", ["reference", None])
 def test_zero_offsets_have_gradients(scope, backend):
-    """On integer grids (scopes 3, 5, 9) a hat's subgradient would be zero everywhere, and nothing would ever learn."""
+    """Check that offsets learn on integer grids (scopes 3, 5, 9) too.
+
+    A hat's subgradient would be zero everywhere there.
+    """
     x, weight, offset, _ = make_tensors(Case(n=1, c=4, size=(6, 6), scope=(scope, scope)))
     local = torch.zeros_like(offset).requires_grad_()
     whole = torch.zeros(1, 18, requires_grad=True)
@@ -166,7 +174,7 @@ def test_zero_offsets_have_gradients(scope, backend):
 
 
 def _single(u, clip, backend, outer=1.0):
-    """d out / d offset for a one-tap kernel over the scope [1, 3, 7] read at u."""
+    """Return d out / d offset for a one-tap kernel over the scope [1, 3, 7] read at u."""
     weight = torch.tensor([1.0, 3.0, 7.0], dtype=torch.float64).view(1, 1, 1, 3)
     offset = torch.tensor([0.0, u - 1.0], dtype=torch.float64).view(1, 2, 1, 1).requires_grad_()
     x = torch.full((1, 1, 1, 1), outer, dtype=torch.float64)
@@ -255,7 +263,10 @@ def test_float32_offsets_lose_no_digits_of_float64_data(case, backend):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", TINY[:3], ids=str)
 def test_the_tap_loop_sums_half_precision_in_float32(case, dtype):
-    """What it returns is the exact number, rounded once, but where float32's own rounding tips it."""
+    """Check that each result is the exact number, rounded once.
+
+    A few may differ, where float32's own rounding tips them.
+    """
     tensors = make_tensors(case, dtype)
     wide = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
     weight = tensors[1] if case.kind != "dcn" else tensors[1][None]
@@ -287,7 +298,7 @@ def test_output_follows_the_input_memory_format(kind, backend):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_gradients_have_the_strides_of_the_weight(channels_last, dtype):
-    """Those of its axis of size 1 too, which mean nothing but to DistributedDataParallel."""
+    """Check also the stride of an axis of size 1, which only DistributedDataParallel looks at."""
     case = Case()
     x, weight, offset, _ = make_tensors(case, dtype)
     if channels_last:
@@ -309,7 +320,10 @@ def test_non_contiguous_tensors():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(dtype):
-    """Input and weight in the low precision, offsets in float32; gradients come back in the parameters' dtype."""
+    """Check that autocast takes input and weight to the low precision, offsets to float32.
+
+    Gradients come back in the parameters' dtype.
+    """
     case = Case(kind="dcn_local")
     tensors = make_tensors(case)
     with torch.autocast("cpu", dtype):
@@ -397,14 +411,15 @@ def test_flops_are_the_convolutions():
         == flops(lambda: deform_kernel2d(x, weight, offset, padding=1))
         == 2 * 2 * 16 * 14 * 14 * 9
     )
-    # backward: once to the input, once to the weight (PyTorch's own formula counts a grouped weight gradient as a dense one)
+    # The backward counts once for the input, once for the weight; PyTorch's own formula counts a
+    # grouped weight gradient as a dense one.
     assert (
         flops(lambda: deform_kernel2d(x, weight, offset, padding=1).sum().backward()) == 3 * plain
     )
 
 
 def test_the_direct_call_is_the_registered_op():
-    """Autograd takes a short cut past the dispatcher, to the same numbers."""
+    """Check that autograd's short cut past the dispatcher gives the same numbers."""
     case = Case(kind="dcn_local")
     tensors = make_tensors(case)
     options = (*make_geometry(case.scope, **case.options), "")
@@ -460,7 +475,8 @@ X, WEIGHT, OFFSET = torch.zeros(2, 3, 5, 5), torch.zeros(3, 1, 4, 4), torch.zero
         (
             (X, WEIGHT, OFFSET[:, :9]),
             {},
-            r"kernel_offset must be \[N, 2\*Kh\*Kw, Ho, Wo\] = \[2, 18, 5, 5\] or .* got \[2, 9, 5, 5\]",
+            r"kernel_offset must be \[N, 2\*Kh\*Kw, Ho, Wo\] = \[2, 18, 5, 5\] or .* "
+            r"got \[2, 9, 5, 5\]",
         ),
         ((X, WEIGHT, OFFSET[:1]), {}, r"kernel_offset must be .* got \[1, 18, 5, 5\]"),
         ((X, WEIGHT, OFFSET[:, :, :4]), {}, r"kernel_offset must be .* got \[2, 18, 4, 5\]"),
@@ -520,12 +536,8 @@ def test_bad_arguments_are_named(tensors, options, message):
         (Case(n=1), torch.float64, None, "tap by tap in PyTorch"),
         (Case(n=1), torch.float64, "cpu", "tap by tap in PyTorch"),
         (Case(n=1), torch.float32, "reference", None),
-        (
-            Case(n=1, kind="rigid", scope=(3, 3)),
-            torch.float32,
-            None,
-            None,
-        ),  # a convolution of PyTorch's
+        # A convolution of PyTorch's.
+        (Case(n=1, kind="rigid", scope=(3, 3)), torch.float32, None, None),
         pytest.param(
             Case(n=1, c=32, size=(4, 4)),
             torch.float16,
@@ -551,7 +563,8 @@ def test_bad_arguments_are_named(tensors, options, message):
             Case(n=1, c=12, size=(4, 4)),
             torch.float16,
             "triton",
-            "on Triton's gather kernels (scope, taps or channels do not fit the tensor cores' tiles)",
+            "on Triton's gather kernels "
+            "(scope, taps or channels do not fit the tensor cores' tiles)",
             marks=interpreter,
         ),
     ],
@@ -607,7 +620,8 @@ RAW = {
         ),
         (
             {"weight": WEIGHT, "kernel_offset": None, "image_offset": OFFSET},
-            r"weight must be \[1 or N, C, 1, Kh, Kw\] = \[1 or 2, 3, 1, 3, 3\] .* got \[3, 1, 4, 4\]",
+            r"weight must be \[1 or N, C, 1, Kh, Kw\] = \[1 or 2, 3, 1, 3, 3\] .* "
+            r"got \[3, 1, 4, 4\]",
         ),
         (
             {"weight": TAPS.expand(3, 3, 1, 3, 3), "kernel_offset": None},
@@ -664,7 +678,8 @@ def test_the_registered_ops_refuse_what_their_kernels_would_misread(changes, mes
         (
             X,
             [True] * 4,
-            r"needs must be .* true only for tensors that are given, got \[True, True, True, True\]",
+            r"needs must be .* true only for tensors that are given, "
+            r"got \[True, True, True, True\]",
         ),
     ],
 )

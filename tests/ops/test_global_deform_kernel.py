@@ -1,10 +1,10 @@
-"""Global deformable kernels: against a loop over images, in chunks and at once, in every memory format."""
+"""Global deformable kernels against a loop over images: in chunks or not, in any memory format."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dkcls.ops import global_deform_kernel2d, per_image_conv, sample_kernel2d
+from dkcls.ops import global_deform_kernel2d, per_image, sample_kernel2d
 from tests.ops.per_image import SHAPES, gradients, leaf, loop, options_of
 
 
@@ -57,7 +57,10 @@ def test_gradcheck(shape, clip):
 @pytest.mark.parametrize("channels", [1, 2])  # depthwise, and two outputs of one input
 def test_grid_and_clip_by_value(channels):
     def run(offset: float, pixel: float = 1.0, **options) -> tuple[list[float], float]:
-        """What one row of two taps gives over the scope [1, 3, 7], and the gradient of its last offset."""
+        """Return the output of one row of two taps over the scope [1, 3, 7].
+
+        The second result is the gradient of the last offset.
+        """
         weight = torch.tensor([1.0, 3.0, 7.0]).expand(channels, 1, 1, 3)
         offsets = torch.tensor([[0.0, 0.0, 0.0, offset]]).requires_grad_()
         x = torch.tensor([10.0, pixel]).view(1, 1, 1, 2)
@@ -83,7 +86,7 @@ def test_chunks_change_nothing(shape, channels_last, monkeypatch):
     results = []
     for kernels in (5, 2, 0):
         monkeypatch.setattr(
-            per_image_conv,
+            per_image,
             "KERNEL_BYTES",
             kernels * 8 * 40 * 6 // shape[2] * (9 if shape[4] == 3 else 1),
         )
@@ -150,7 +153,7 @@ def test_autocast(shape):
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]], ids=str)
 def test_compiles_as_one_graph(shape, monkeypatch):
-    monkeypatch.setattr(per_image_conv, "KERNEL_BYTES", 2 * 8 * 240)
+    monkeypatch.setattr(per_image, "KERNEL_BYTES", 2 * 8 * 240)
     torch.compiler.reset()
 
     def run(*tensors):

@@ -1,26 +1,21 @@
-"""Kernels sampled from a scope: the plain version against a loop over numbers, the Triton one against the plain one."""
+"""Kernels sampled from a scope: PyTorch against a loop over numbers, Triton against PyTorch."""
 
 import math
 
 import pytest
 import torch
 
-from dkcls.ops import sample_kernel2d, sample_kernel_triton
+from dkcls.ops import sample_kernel2d
+from dkcls.ops.sample_kernel import triton
 from dkcls.ops.geometry import make_geometry, tap_grid
-from dkcls.ops.triton_support import TARGETS, compile_spec
+from dkcls.ops.inspect import TARGETS, compile_spec
 from tests.ops.compiled import has_atomics, shipped, spills
 
 # (Cout, Cin/groups, Sh, Sw), batch, kernel_size, grid, clip, scale of the offsets
 CASES = [
     ((6, 1, 4, 4), 3, 3, "centered", "hard", 1.0),
-    (
-        (5, 3, 3, 3),
-        2,
-        3,
-        "centered",
-        "hard",
-        0.0,
-    ),  # every coordinate on an integer, the border's on the scope's edge
+    # Every coordinate is on an integer, the border's on the scope's edge.
+    ((5, 3, 3, 3), 2, 3, "centered", "hard", 0.0),
     ((4, 2, 5, 2), 2, (3, 2), "spread", "projected", 3.0),
     ((3, 1, 1, 4), 2, (1, 3), 2.0, "hard", 2.0),
     ((2, 1, 1, 1), 1, 3, "centered", "projected", 1.0),
@@ -31,7 +26,7 @@ interpreter = pytest.mark.interpreter
 
 
 def make(case, dtype=torch.float64, device="cpu"):
-    """weight, kernel_offset, a gradient, and the options of the call."""
+    """Return weight, kernel_offset, a gradient, and the options of the call."""
     shape, n, kernel_size, grid, clip, scale = case
     taps = make_geometry(shape[2:], kernel_size).taps
     generator = torch.Generator().manual_seed(0)

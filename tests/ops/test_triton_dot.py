@@ -1,4 +1,4 @@
-"""The tensor-core kernels: numerics in Triton's interpreter or on a GPU, resources for every target."""
+"""Tensor-core kernels: numerics in Triton's interpreter or on a GPU, resources for every target."""
 
 from dataclasses import replace
 
@@ -6,18 +6,17 @@ import pytest
 import torch
 
 from dkcls.ops import deform_kernel2d
-from dkcls.ops.deform_kernel import triton_dot_host
-from dkcls.ops.sass import count_instructions
-from dkcls.ops.triton_support import TARGETS, compile_spec
+from dkcls.ops.deform_kernel.triton import dot
+from dkcls.ops.inspect import count_instructions
+from dkcls.ops.inspect import TARGETS, compile_spec
 from tests.ops.cases import Case, assert_matches_reference, make_tensors, run
 from tests.ops.compiled import has_atomics, shipped, spills
 
 CASES = [
     Case(c=32),
     Case(c=40, size=(9, 11), n=1),  # a last, partial chunk of channels
-    Case(
-        c=288, size=(3, 3), clip="projected", offset_scale=3.0
-    ),  # several blocks: clipped after their sum
+    # Several blocks, which are clipped after their sum.
+    Case(c=288, size=(3, 3), clip="projected", offset_scale=3.0),
     Case(c=64, size=(9, 17), n=1, channels_last=False),
     Case(c=32, scope=(1, 1)),
     Case(c=32, scope=(3, 3), integer=True),

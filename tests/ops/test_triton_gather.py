@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dkcls.ops import deform_kernel2d
-from dkcls.ops.deform_kernel import triton_dot_host, triton_gather
+from dkcls.ops.deform_kernel.triton import dot, gather
 from dkcls.ops.geometry import make_geometry
-from dkcls.ops.sass import count_instructions
-from dkcls.ops.triton_support import TARGETS, KernelSpec, compile_spec
+from dkcls.ops.inspect import count_instructions
+from dkcls.ops.inspect import TARGETS, compile_spec
+from dkcls.ops.triton_launch import KernelSpec
 from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors, run
 from tests.ops.compiled import has_atomics, shipped, spills
 
@@ -54,7 +55,7 @@ def test_float32_matches_the_reference(case, triton_device):
 )
 @pytest.mark.parametrize("case", HALF, ids=str)
 def test_half_precision_matches_the_reference(case, dtype, tolerance, triton_device):
-    # float32 within: what is left is the rounding of what comes out, and of the kernels that are sampled once per image
+    # Sums are in float32, so that only results and kernels sampled per image are rounded.
     assert_matches_reference(
         case, dtype, "triton", triton_device, tolerance * (2 if case.kind == "global" else 1)
     )
@@ -186,9 +187,8 @@ def test_partial_sums_of_a_large_layer_are_small(scope, kernel_offset, dtype, mo
     offset = torch.empty(n, 18, size, size, device="meta") if kernel_offset else None
     triton_gather.backward(x, x, weight, offset, None, geometry, (False, True, False, False))
     ((spec, grid, arguments),) = launched
-    assert (
-        math.prod(grid) * spec.num_warps >= triton_gather.WARPS // 2
-    )  # and yet enough programs for a GPU
+    # The programs are still enough for a GPU.
+    assert math.prod(grid) * spec.num_warps >= triton_gather.WARPS // 2
     assert arguments["partial"].numel() * 4 <= 64 * 2**20
 
 
@@ -199,9 +199,8 @@ def test_compiles_without_spills_and_with_atomics_only_in_the_scatter(arch, spec
     assert not spills(arch, compiled)
     assert has_atomics(arch, compiled) == (", scatter" in spec.name)
     if arch == "sm_80":
-        assert (
-            count_instructions(compiled, spec).per_element > 0
-        )  # its loops are those that the report weighs
+        # Counting fails unless the loops are those that the report weights.
+        assert count_instructions(compiled, spec).per_element > 0
 
 
 @pytest.mark.compile

@@ -1,4 +1,4 @@
-"""The parts of a run from its config: what is taken from a checkpoint, from the seed and from the options."""
+"""Parts of a run from its config: those from a checkpoint, the seed and the options."""
 
 from pathlib import Path
 
@@ -16,19 +16,20 @@ from timm.data import (
 )
 from torch import nn
 
-from dkcls.config import Config, DataConfig, ModelConfig
-from dkcls.engine.build import build_dataset
+from dkcls.config import Config, DataConfig, EvalConfig, ModelConfig
+from dkcls.data import create_dataset
 from dkcls.engine.checkpoint import write
 from dkcls.engine.distributed import World
-from dkcls.engine.errors import UserError
-from dkcls.engine.network import load_network
-from dkcls.tasks import classification, detection
-from dkcls.tasks.classification_eval import evaluation_data, figures_of
-from dkcls.tasks.predict import Predictor
-from tests.configs.test_configs import config_of
+from dkcls.engine.evaluate import data_for
+from dkcls.engine.network import load
+from dkcls.errors import UserError
+from dkcls.tasks.classification import Classification
+from dkcls.tasks.classification.predict import Predictor
+from dkcls.tasks.detection import Detection
+from tests.config.test_configs import config_of
 from tests.data.common import make_folder
-from tests.detection.common import TINY
 from tests.engine.checkpoints import write_checkpoint
+from tests.tasks.detection.common import TINY
 
 CPU = World(torch.device("cpu"))
 NANO = ModelConfig(name="mobilenetv2_nano")
@@ -64,10 +65,10 @@ def test_a_checkpoint_says_how_images_are_normalised_and_how_large_they_are(
     checkpoint, asked, size
 ):
     """Unless the config says how large."""
-    parts = classification.build(fine_tuned(checkpoint, image_size=asked), CPU)
+    parts = Classification.build(fine_tuned(checkpoint, image_size=asked), CPU)
     assert parts.train_set.image_size == parts.val_set.image_size == size
-    assert (parts.facts["input"]["mean"], parts.facts["input"]["std"]) == ([0.4], [0.3])
-    assert parts.facts["input"]["image_size"] == size
+    assert (parts.card.input.mean, parts.card.input.std) == ([0.4], [0.3])
+    assert parts.card.input.image_size == size
     batch = parts.val_set.load(torch.arange(2).numpy()).batch
     torch.testing.assert_close(parts.task.images(batch), (batch.images / 255 - 0.4) / 0.3)
 
@@ -75,8 +76,8 @@ def test_a_checkpoint_says_how_images_are_normalised_and_how_large_they_are(
 def test_a_named_network_is_normalised_as_its_weights_were(checkpoint):
     config = fine_tuned(checkpoint)
     config.model.name = "mobilenetv2_nano"
-    taken = classification.build(config, CPU).facts["input"]
-    assert (taken["mean"], taken["std"], taken["image_size"]) == (
+    taken = Classification.build(config, CPU).card.input
+    assert (taken.mean, taken.std, taken.image_size) == (
         [0.4],
         [0.3],
         32,
@@ -116,27 +117,38 @@ def timms_images(photos: Path, **options) -> torch.Tensor:
 
 
 def test_pretrained_weights_see_what_timm_would_show_them(photos):
-    """In training as in evaluation: within two levels of 255, each of which is 2 / 255 after division by 0.5."""
+    """Compare images in training and in evaluation with timm's, within two levels of 255.
+
+    A level is 2 / 255 after division by 0.5.
+    """
     cfg = resolve_data_config(model=timm.create_model(LITE))
     expected = timms_images(
         photos, interpolation=cfg["interpolation"], mean=cfg["mean"], std=cfg["std"]
     )
-    parts = classification.build(on_photos(photos, LITE, "w.safetensors"), CPU)
+    parts = Classification.build(on_photos(photos, LITE, "w.safetensors"), CPU)
     assert (validation_images(parts) - expected).abs().max() <= 4.02 / 255
     assert parts.train_set.transform.interpolation == "bicubic"
-    assert parts.facts["input"] == {
-        "channels": 3, "image_size": SIZE, "crop_ratio": 0.875, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3
-    }  # fmt: skip
-    network = load_network(ModelConfig(LITE, pretrained=str(photos / "w.safetensors")))
-    data = evaluation_data(network, on_photos(photos, None, None).data, ["data", "data.image_size"])
-    figures = figures_of(network, data, range(3), CPU)
-    batch = build_dataset(data, "val", 0).load(np.arange(6)).batch
-    assert torch.equal(figures.images(batch), validation_images(parts))
+    assert parts.card.to_dict()["input"] == {
+        "channels": 3,
+        "image_size": SIZE,
+        "crop_ratio": 0.875,
+        "interpolation": "bicubic",
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+    }
+    network = load(str(photos / "w.safetensors"), ModelConfig(LITE))
+    asked = on_photos(photos, None, None).data
+    data = data_for(network, Classification, asked, ["data", "data.image_size"])
+    dataset = create_dataset(data, "val")
+    dataset.class_names = network.class_names()  # the network is for 1000 classes
+    details = Classification.evaluation_of(network, dataset, data, EvalConfig(), CPU.device)
+    batch = dataset.load(np.arange(6)).batch
+    assert torch.equal(details.task.images(batch), validation_images(parts))
 
 
 def test_without_weights_the_recipe_says_how_images_are_made(photos):
     """The same for all networks of a table: bilinear, and ImageNet's mean."""
-    parts = classification.build(on_photos(photos, LITE, None), CPU)
+    parts = Classification.build(on_photos(photos, LITE, None), CPU)
     expected = timms_images(
         photos, interpolation="bilinear", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD
     )
@@ -149,30 +161,30 @@ def test_without_weights_the_recipe_says_how_images_are_made(photos):
 def test_what_is_asked_for_goes_before_what_the_weights_say(photos, caplog):
     asked = {"mean": [0.3, 0.4, 0.2], "std": [0.25], "interpolation": "bilinear"}
     with caplog.at_level("INFO", "dkcls"):
-        parts = classification.build(on_photos(photos, LITE, "w.safetensors", **asked), CPU)
+        parts = Classification.build(on_photos(photos, LITE, "w.safetensors", **asked), CPU)
     expected = timms_images(photos, interpolation="bilinear", mean=(0.3, 0.4, 0.2), std=(0.25,) * 3)
     assert (validation_images(parts) - expected).abs().max() <= 1.01 / 255 / 0.25
     [line] = [record.getMessage() for record in caplog.records if "mean" in record.getMessage()]
-    assert (
-        line
-        == "images: 3 x 48 x 48, crop_ratio 0.875, bilinear, mean [0.3, 0.4, 0.2], std [0.25, 0.25, 0.25]"
+    assert line == (
+        "images: 3 x 48 x 48, crop_ratio 0.875, bilinear, "
+        "mean [0.3, 0.4, 0.2], std [0.25, 0.25, 0.25]"
     )
 
 
 def test_a_networks_card_says_how_its_images_are_resized(photos, tmp_path):
     """Training from a checkpoint, its evaluation and its predictions follow it."""
-    parts = classification.build(
+    parts = Classification.build(
         on_photos(photos, "mobilenetv2_nano", None, interpolation="bicubic"), CPU
     )
-    write(tmp_path / "a.pt", {**parts.facts, "model": parts.model.state_dict(), "ema": None})
-    again = classification.build(on_photos(photos, None, str(tmp_path / "a.pt")), CPU)
+    write(tmp_path / "a.pt", {**parts.card.to_dict(), "model": parts.model.state_dict(), "ema": None})
+    again = Classification.build(on_photos(photos, None, str(tmp_path / "a.pt")), CPU)
     expected = timms_images(
         photos, interpolation="bicubic", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD
     )
     level = 2.01 / 255 / min(IMAGENET_DEFAULT_STD)
     assert (validation_images(again) - expected).abs().max() <= level
-    network = load_network(ModelConfig(pretrained=str(tmp_path / "a.pt")))
-    assert evaluation_data(network, DataConfig(name="tar"), []).interpolation == "bicubic"
+    network = load(str(tmp_path / "a.pt"))
+    assert data_for(network, Classification, DataConfig(name="tar")).interpolation == "bicubic"
     seen = []
     network.model.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
     list(
@@ -187,12 +199,12 @@ def test_an_unknown_tag_of_timms_is_named(photos):
     with pytest.raises(
         UserError, match=r"model.name: Invalid pretrained tag \(best\) for resnet18"
     ):
-        classification.build(on_photos(photos, "resnet18.best", "w.safetensors"), CPU)
+        Classification.build(on_photos(photos, "resnet18.best", "w.safetensors"), CPU)
 
 
 def test_another_seed_is_another_classifier():
     def start(seed):
-        return classification.build(
+        return Classification.build(
             Config(seed=seed, model=NANO, data=DataConfig(**FASHION)), CPU
         ).model
 
@@ -209,7 +221,7 @@ def test_options_of_training_reach_the_task():
         "data.cutmix=0.7",
         "train.label_smoothing=0.2",
     )
-    task = classification.build(config, CPU).task
+    task = Classification.build(config, CPU).task
     assert (task.mixup.mixup_alpha, task.mixup.cutmix_alpha, task.mixup.label_smoothing) == (
         0.3,
         0.7,
@@ -219,7 +231,7 @@ def test_options_of_training_reach_the_task():
 
 
 def detector_of(*overrides: str):
-    return detection.build(config_of(*TINY, "data.workers=0", *overrides), CPU)
+    return Detection.build(config_of(*TINY, "data.workers=0", *overrides), CPU)
 
 
 def test_another_seed_is_another_detector_from_the_backbone_to_the_heads():
@@ -244,7 +256,7 @@ def test_freeze_bn_decides_whether_normalisation_trains(frozen):
 def test_a_detector_normalises_as_its_backbone_was_trained(checkpoint):
     parts = detector_of(f"model.pretrained={checkpoint}", "model.spatial=rigid")
     assert (parts.model.transform.image_mean, parts.model.transform.image_std) == ([0.4], [0.3])
-    assert (parts.facts["input"]["mean"], parts.facts["input"]["std"]) == ([0.4], [0.3])
+    assert (parts.card.input.mean, parts.card.input.std) == ([0.4], [0.3])
     assert detector_of().model.transform.image_mean == [0.15]
     asked = detector_of(
         f"model.pretrained={checkpoint}", "model.spatial=rigid", "data.mean=[0.2]", "data.std=[0.1]"
@@ -262,7 +274,7 @@ def test_a_detector_on_weights_of_timms_normalises_as_timm_does(photos):
     )
     parts = detector_of(*weights, "model.depthwise_gain=null")
     assert (parts.model.transform.image_mean, parts.model.transform.image_std) == ([0.5], [0.5])
-    assert (parts.facts["input"]["mean"], parts.facts["input"]["interpolation"]) == (
+    assert (parts.card.input.mean, parts.card.input.interpolation) == (
         [0.5],
         "bilinear",
     )

@@ -1,7 +1,10 @@
-"""Deformable kernels, depthwise: y[n,c,p] = sum_k x[n,c,p + k + image_offset[n,k,p]] * W_c(g_k + kernel_offset[n,k,p]).
+"""Deformable kernels, depthwise.
 
-N batch, C channels, H/W input, Ho/Wo output, K kernel side (K*K taps), S scope side (S*S stored weights). Rigid
-convolution, global and local deformable kernels, deformable convolution and both together are cases of it.
+    y[n,c,p] = sum_k x[n,c,p + k + image_offset[n,k,p]] * W_c(g_k + kernel_offset[n,k,p])
+
+N batch, C channels, H/W input, Ho/Wo output, K kernel side (K*K taps), S scope side (S*S stored
+weights). Rigid convolution, global and local deformable kernels, deformable convolution, and
+deformable convolution with deformable kernels are cases of it.
 """
 
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dkcls.ops.checks import autocast, check_backend, check_input, check_offsets, check_same
-from dkcls.ops.deform_kernel import library, reference
+from dkcls.ops.deform_kernel import library
 from dkcls.ops.geometry import Grid, make_geometry
 from dkcls.ops.sample_kernel import sample_kernel2d
 
@@ -29,19 +32,21 @@ def deform_kernel2d(
     clip: str = "hard",
     backend: str | None = None,
 ) -> Tensor:
-    """Depthwise convolution whose kernel is read from a scope of weights, at places that may move with the data.
+    """Convolve depthwise with a kernel read from a scope, at coordinates that may vary with data.
 
     Args:
         input: [N, C, H, W], contiguous or channels_last; the output has the same memory format.
         weight: [C, 1, Sh, Sw], the scope.
-        kernel_offset: where each tap reads the scope, relative to the grid: [N, 2*Kh*Kw, Ho, Wo] per position (local DK),
-            [N, 2*Kh*Kw] per image (global DK), or None for the grid itself. (y, x) interleaved, taps in row-major order.
-        image_offset: where each tap reads the input, relative to the rigid place: [N, 2*Kh*Kw, Ho, Wo], laid out as
-            torchvision.ops.deform_conv2d takes it, or None.
+        kernel_offset: the shift of each tap in the scope, relative to the grid, (y, x) interleaved
+            and taps in row-major order: [N, 2*Kh*Kw, Ho, Wo] per position (local DK),
+            [N, 2*Kh*Kw] per image (global DK), or None for the grid itself.
+        image_offset: the shift of each tap in the input, relative to its rigid coordinate:
+            [N, 2*Kh*Kw, Ho, Wo], laid out as torchvision.ops.deform_conv2d takes it, or None.
         kernel_size, stride, padding, dilation: an int or a pair (y, x).
         grid: "centered" (unit steps), "spread" (from end to end of the scope), or the step.
-        clip: "hard" stops the gradient outside the scope, "projected" lets it through where it leads back inside.
-        backend: None chooses by device; "reference", "triton" or "cpu" insist.
+        clip: "hard" stops the gradient outside the scope, "projected" lets it through where it
+            leads back inside.
+        backend: None chooses by device and dtype; "reference", "taps", "cpu" or "triton" insist.
 
     Returns:
         [N, C, Ho, Wo]
@@ -55,7 +60,8 @@ def deform_kernel2d(
     check_input(input, geometry)
     if weight.shape[0] != input.shape[1]:
         raise ValueError(
-            f"weight must be [C, 1, Sh, Sw] = [{input.shape[1]}, 1, Sh, Sw], got {list(weight.shape)}"
+            f"weight must be [C, 1, Sh, Sw] = [{input.shape[1]}, 1, Sh, Sw], "
+            f"got {list(weight.shape)}"
         )
     check_same("weight", weight, input)
     check_offsets(input, kernel_offset, image_offset, geometry, per_image=True)
@@ -81,6 +87,4 @@ def deform_kernel2d(
                 groups=input.shape[1],
             )
         kernel_offset = None
-    if backend == "reference":
-        return reference.forward(input, weight, kernel_offset, image_offset, geometry)
     return library.call(input, weight, kernel_offset, image_offset, *geometry, backend or "")

@@ -1,15 +1,13 @@
-"""The operator as PyTorch sees it: registered once, so that autograd, torch.compile, torch.export and FakeTensor all know it.
+"""Registration of the operator with PyTorch: autograd, torch.compile, torch.export, FakeTensor.
 
-Two ops, forward and backward, dispatch to a backend: a module with `forward(x, weight, kernel_offset, image_offset,
-geometry)` and `backward(grad, x, weight, kernel_offset, image_offset, geometry, needs)`. A gradient that nobody needs is an
-empty tensor, since an op cannot return None.
+Two ops, forward and backward, dispatch to a backend. A gradient that nobody needs is an empty
+tensor, since an op cannot return None.
 """
 
-import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,40 +19,42 @@ from dkcls.ops.checks import (
     check_offsets,
     check_same,
     check_shape,
-    default_backend,
     memory_format,
 )
+from dkcls.ops.deform_kernel import reference
+from dkcls.ops.deform_kernel.backend import Backend, Call, announce
 from dkcls.ops.geometry import Geometry, check_geometry
+from dkcls.ops.triton_launch import has_kernels
 
-_MODULES = {"taps": "tap_loop", "cpu": "cpu", "triton": "gpu"}
-_LINES = {
-    "taps": "tap by tap in PyTorch",
-    "cpu": "on the CPU's numba kernels",
-}  # gpu.py has its own
-_announced: set[str] = set()
+# Name of a backend -> its module, and its kernels in words; "triton" chooses and names its own.
+# "reference" is not among them: it is no op, since autograd differentiates its forward.
+_BACKENDS = {
+    "taps": ("tap_loop", "tap by tap in PyTorch"),
+    "cpu": ("cpu", "on the CPU's numba kernels"),
+    "triton": ("triton", ""),
+}
 
-logger = logging.getLogger("dkcls")
 
-
-def _backend(name: str, tensor: Tensor) -> ModuleType:
-    name = name or default_backend(tensor)
-    if name == "cpu" and (tensor.dtype == torch.float64 or not _module("cpu").available()):
+def _choose(name: str, x: Tensor) -> Backend:
+    """Return the backend of a name, or without one the fastest for the input's device and dtype."""
+    if not name:
+        name = "triton" if has_kernels(x) else "cpu"
+    if name == "cpu" and not _numba_takes(x):
         name = "taps"
-    if name in _LINES:
-        announce(_LINES[name])
-    return _module(name)
+    module, kernels = _BACKENDS[name]
+    if kernels:
+        announce(kernels)
+    return _module(module)
 
 
-def announce(kernels: str, why: str = "") -> None:
-    """Log, the first time, which kernels run, and why not better ones."""
-    if kernels not in _announced:
-        _announced.add(kernels)
-        logger.info("deform_kernel2d runs %s%s", kernels, f" ({why})" if why else "")
+def _numba_takes(x: Tensor) -> bool:
+    on_cpu = x.device.type == "cpu" and x.dtype != torch.float64
+    return on_cpu and _module("cpu").available()
 
 
 @cache
-def _module(backend: str) -> ModuleType:
-    return import_module(f"dkcls.ops.deform_kernel.{_MODULES[backend]}")
+def _module(name: str) -> Any:
+    return import_module(f"dkcls.ops.deform_kernel.{name}")
 
 
 def _layout(x: Tensor) -> torch.memory_format:
@@ -76,23 +76,29 @@ def _output_shape(x: Tensor, geometry: Geometry) -> tuple[int, int, int, int]:
 
 _LIBRARY = torch.library.Library("dkcls", "FRAGMENT")
 _ARGUMENTS = (
-    "Tensor input, Tensor weight, Tensor? kernel_offset, Tensor? image_offset, int[] kernel_size, int[] stride, int[] padding, "
-    "int[] dilation, float[] step, str clip, str backend"
+    "Tensor input, Tensor weight, Tensor? kernel_offset, Tensor? image_offset, "
+    "int[] kernel_size, int[] stride, int[] padding, int[] dilation, float[] step, str clip, "
+    "str backend"
 )
 _LIBRARY.define(f"deform_kernel2d({_ARGUMENTS}) -> Tensor", tags=torch.Tag.needs_fixed_stride_order)
 _LIBRARY.define(
-    f"deform_kernel2d_backward(Tensor grad, {_ARGUMENTS}, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"deform_kernel2d_backward(Tensor grad, {_ARGUMENTS}, bool[] needs) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     tags=torch.Tag.needs_fixed_stride_order,
 )
 deform_kernel2d = torch.ops.dkcls.deform_kernel2d.default
 deform_kernel2d_backward = torch.ops.dkcls.deform_kernel2d_backward.default
 
 
-def _check(
-    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options
-) -> None:
-    """Refuse what a kernel would misread; what `call` is given has been checked before."""
-    geometry, backend = Geometry(*options[:-1]), options[-1]
+def _parse(arguments: Sequence[Any]) -> tuple[Call, str]:
+    """Return the op's own arguments as a call, and the backend's name, which may be empty."""
+    x, weight, kernel_offset, image_offset, *geometry, backend = arguments
+    return Call(x, weight, kernel_offset, image_offset, Geometry(*geometry)), backend
+
+
+def _check(*arguments: Any) -> None:
+    """Refuse arguments that a kernel would misread; the arguments of `call` are already checked."""
+    (x, weight, kernel_offset, image_offset, geometry), backend = _parse(arguments)
     check_geometry(geometry)
     check_input(x, geometry)
     shape, (n, c) = list(weight.shape), x.shape[:2]
@@ -107,30 +113,29 @@ def _check(
         raise ValueError(f"weight must be {layout}, got {shape}")
     check_same("weight", weight, x)
     check_offsets(x, kernel_offset, image_offset, geometry, per_image=False)
-    check_backend(backend, x, ("", *_MODULES))
+    check_backend(backend, x, ("", *_BACKENDS))
 
 
-def _check_backward(grad: Tensor, *arguments) -> None:
+def _check_backward(grad: Tensor, *arguments: Any) -> None:
     *forward, needs = arguments
     _check(*forward)
-    x, given = forward[0], [t is not None for t in forward[:4]]
-    check_shape("grad", grad, "[N, C, Ho, Wo]", _output_shape(x, Geometry(*forward[4:-1])))
-    check_same("grad", grad, x)
+    call, _ = _parse(forward)
+    given = [t is not None for t in call[:4]]
+    check_shape("grad", grad, "[N, C, Ho, Wo]", _output_shape(call.x, call.geometry))
+    check_same("grad", grad, call.x)
     if len(needs) != 4 or any(need and not there for need, there in zip(needs, given, strict=True)):
         raise ValueError(
             f"needs must be four booleans, true only for tensors that are given, got {list(needs)}"
         )
 
 
-def _run_forward(
-    x: Tensor, weight: Tensor, kernel_offset: Tensor | None, image_offset: Tensor | None, *options
-) -> Tensor:
-    geometry = Geometry(*options[:-1])
-    shape = _output_shape(x, geometry)
+def _run_forward(*arguments: Any) -> Tensor:
+    call, backend = _parse(arguments)
+    shape = _output_shape(call.x, call.geometry)
     if 0 in shape:
-        return _empty_like(x, shape)
-    out = _backend(options[-1], x).forward(x, weight, kernel_offset, image_offset, geometry)
-    return out.contiguous(memory_format=memory_format(x))
+        return _empty_like(call.x, shape)
+    out = _choose(backend, call.x).forward(call)
+    return out.contiguous(memory_format=memory_format(call.x))
 
 
 @torch.library.register_fake("dkcls::deform_kernel2d", lib=_LIBRARY)
@@ -139,7 +144,10 @@ def _forward_fake(x, weight, kernel_offset, image_offset, *options):
 
 
 def _as_laid_out(g: Tensor, t: Tensor) -> Tensor:
-    """Strides of axes of size 1 mean nothing, and yet DistributedDataParallel wants a gradient to have its parameter's."""
+    """Return the gradient g with the strides of t, also along axes of size 1.
+
+    Those strides mean nothing, and yet DistributedDataParallel wants them equal.
+    """
     return (
         g.as_strided(t.shape, t.stride())
         if g.stride() != t.stride() and g.is_contiguous() and t.is_contiguous()
@@ -147,28 +155,22 @@ def _as_laid_out(g: Tensor, t: Tensor) -> Tensor:
     )
 
 
-def _run_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    kernel_offset: Tensor | None,
-    image_offset: Tensor | None,
-    *options,
-) -> tuple[Tensor, ...]:
-    geometry, backend, needs = Geometry(*options[:-2]), options[-2], options[-1]
-    tensors = (x, weight, kernel_offset, image_offset)
+def _run_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    *forward, needs = arguments
+    call, backend = _parse(forward)
+    tensors = call[:4]
     if grad.numel() == 0:
         grads: Sequence[Tensor | None] = [
             None if t is None else torch.zeros_like(t) for t in tensors
         ]
     else:
-        grads = _backend(backend, x).backward(grad, *tensors, geometry, needs)
+        grads = _choose(backend, call.x).backward(grad, call, needs)
     dense = []
     for t, g, need in zip(tensors, grads, needs, strict=True):
         if need and t is not None and g is not None:
             dense.append(_as_laid_out(g.to(t.dtype).contiguous(memory_format=_layout(t)), t))
         else:
-            dense.append(x.new_empty(0))
+            dense.append(call.x.new_empty(0))
     return tuple(dense)
 
 
@@ -221,7 +223,7 @@ torch.library.register_autograd("dkcls::deform_kernel2d_backward", _double_backw
 
 
 class _Direct(torch.autograd.Function):
-    """The same without the dispatcher, whose Python takes longer than the kernels of a small layer."""
+    """Operator without the dispatcher, whose Python takes longer than a small layer's kernels."""
 
     @staticmethod
     def forward(ctx, *arguments):
@@ -239,12 +241,17 @@ class _Direct(torch.autograd.Function):
 
 
 def _watched() -> bool:
-    """Whether a dispatch mode must see the op itself: FakeTensor's, the FLOP counter's."""
+    """Return whether a dispatch mode must see the op: FakeTensor's, the FLOP counter's."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def call(*arguments):
-    """The op, directly where nobody but autograd needs to know of it. Arguments as the op takes them."""
+def call(*arguments: Any) -> Tensor:
+    """Call the op with its own arguments, and directly where only autograd needs to see it.
+
+    The backend may also be "reference", which is no op.
+    """
+    if arguments[-1] == "reference":
+        return reference.forward(_parse(arguments)[0])
     if (
         torch.compiler.is_compiling()
         or _watched()
@@ -261,7 +268,10 @@ _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 def _forward_flops(
     x_shape, weight_shape, ko, io, kernel_size, *args, out_shape=None, **kwargs
 ) -> int:
-    """The depthwise convolution's own count, as F.conv2d's; sampling is left out, as in the paper."""
+    """Return the FLOPs of the depthwise convolution, as for F.conv2d.
+
+    Sampling is left out, as in the paper.
+    """
     n, c, ho, wo = out_shape
     return 2 * n * c * ho * wo * kernel_size[0] * kernel_size[1]
 

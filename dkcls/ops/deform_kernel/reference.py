@@ -1,6 +1,8 @@
-"""The meaning of the operator, in plain PyTorch: y[n,c,p] = sum_k x[n,c,p + k + image_offset] * W_c(g_k + kernel_offset).
+"""Definition of the operator in plain PyTorch, as backend "reference".
 
-Any device, any floating dtype, twice differentiable.
+    y[n,c,p] = sum_k x[n,c,p + k + image_offset] * W_c(g_k + kernel_offset)
+
+It takes any device and any floating dtype, and is twice differentiable.
 """
 
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dkcls.ops.checks import memory_format, widen
+from dkcls.ops.deform_kernel.backend import Call
 from dkcls.ops.geometry import Geometry
 from dkcls.ops.interpolation import sampling_matrix
 
@@ -17,7 +20,10 @@ from dkcls.ops.interpolation import sampling_matrix
 def image_corners(
     coordinates: Sequence[Tensor], height: int, width: int
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Coordinates -> their fractions (fy, fx) and, for the corners 00, 01, 10, 11, (flat index, whether inside)."""
+    """Return the fractions (fy, fx) of image coordinates, and the four corners around them.
+
+    The corners 00, 01, 10, 11 are each (flat index, whether inside).
+    """
     y, x = coordinates[0].clamp(-2, height + 1), coordinates[1].clamp(-2, width + 1)
     y0, x0 = y.detach().floor(), x.detach().floor()
     corners = []
@@ -29,7 +35,7 @@ def image_corners(
 
 
 def read_corner(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
-    """x [N, C, H, W] at flat indices [N, Ho, Wo], zero outside."""
+    """Return x [N, C, H, W] at flat indices [N, Ho, Wo], zero outside the image."""
     rows = index.flatten(1)[:, None].expand(-1, x.shape[1], -1)
     return (
         x.flatten(2).gather(2, rows).unflatten(2, index.shape[1:]).masked_fill(~inside[:, None], 0)
@@ -37,7 +43,7 @@ def read_corner(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
 
 
 def tap_coordinates(image_offset: Tensor, tap: int, geometry: Geometry) -> list[Tensor]:
-    """Where this tap reads the input: [N, Ho, Wo] for y and x."""
+    """Return the image coordinates of this tap, [N, Ho, Wo] for y and for x."""
     coordinates = []
     for a, k in enumerate(divmod(tap, geometry.kernel_size[1])):
         place = torch.arange(image_offset.shape[2 + a], device=image_offset.device)
@@ -47,7 +53,7 @@ def tap_coordinates(image_offset: Tensor, tap: int, geometry: Geometry) -> list[
 
 
 def tap_slice(x: Tensor, tap: int, geometry: Geometry) -> tuple[slice, slice]:
-    """The rows and columns of the padded input that this tap reads when nothing is deformed."""
+    """Return the rows and columns of the padded input that this tap reads without deformation."""
     slices = []
     for a, (k, out) in enumerate(
         zip(divmod(tap, geometry.kernel_size[1]), geometry.output_size(*x.shape[2:]), strict=True)
@@ -58,7 +64,10 @@ def tap_slice(x: Tensor, tap: int, geometry: Geometry) -> tuple[slice, slice]:
 
 
 def tap_value(x: Tensor, image_offset: Tensor | None, tap: int, geometry: Geometry) -> Tensor:
-    """What this tap reads from the input, [N, C, Ho, Wo]; image_offset holds its two channels, [N, 2, Ho, Wo]."""
+    """Return what this tap reads from the input, [N, C, Ho, Wo].
+
+    image_offset holds the two channels of the tap, [N, 2, Ho, Wo].
+    """
     if image_offset is None:
         pad_y, pad_x = geometry.padding
         return F.pad(x, (pad_x, pad_x, pad_y, pad_y))[:, :, *tap_slice(x, tap, geometry)]
@@ -74,9 +83,10 @@ def tap_value(x: Tensor, image_offset: Tensor | None, tap: int, geometry: Geomet
 def tap_weight(
     weight: Tensor, kernel_offset: Tensor | None, tap: int, geometry: Geometry
 ) -> Tensor:
-    """What this tap weighs it with, [N, C, Ho, Wo] or broadcastable to it.
+    """Return the weight of this tap, [N, C, Ho, Wo] or broadcastable to it.
 
-    weight is the scope [C, 1, Sh, Sw] with a kernel_offset [N, 2, Ho, Wo], else the taps' weights [1 or N, C, 1, Kh, Kw].
+    `weight` is the scope [C, 1, Sh, Sw] with a kernel_offset [N, 2, Ho, Wo], else the taps' weights
+    [1 or N, C, 1, Kh, Kw].
     """
     if kernel_offset is None:
         return weight.flatten(2)[:, :, tap, None, None]
@@ -91,14 +101,9 @@ def tap_weight(
     return (matrix @ weight.flatten(1).t()).permute(0, 3, 1, 2)
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor,
-    kernel_offset: Tensor | None,
-    image_offset: Tensor | None,
-    geometry: Geometry,
-) -> Tensor:
-    """The sum over taps of what is read times what weighs it; half precision is summed in float32."""
+def forward(call: Call) -> Tensor:
+    """Return the sum over taps of value times weight; half precision is summed in float32."""
+    x, weight, kernel_offset, image_offset, geometry = call
     dtype, layout = x.dtype, memory_format(x)
     x, weight, kernel_offset, image_offset = widen(dtype, x, weight, kernel_offset, image_offset)
     out: Tensor | int = 0

@@ -1,6 +1,7 @@
-"""The operator one tap at a time, with a backward that recomputes: what runs where no kernel of ours does.
+"""Backend "taps": the operator one tap at a time, with a backward that recomputes.
 
-Any device and floating dtype, a few activations of extra memory instead of the K*K that autograd would keep.
+It runs where no kernel of ours does, on any device and floating dtype. It takes a few activations
+of extra memory, instead of the K*K that autograd would keep.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dkcls.ops.checks import widen
+from dkcls.ops.deform_kernel.backend import Call
 from dkcls.ops.deform_kernel.reference import (
     forward,
     image_corners,
@@ -30,19 +32,9 @@ from dkcls.ops.interpolation import (
 __all__ = ["backward", "forward"]
 
 
-def backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    kernel_offset: Tensor | None,
-    image_offset: Tensor | None,
-    geometry: Geometry,
-    needs: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients to (x, weight, kernel_offset, image_offset); those that are not needed are empty."""
-    grad, x, weight, kernel_offset, image_offset = widen(
-        x.dtype, grad, x, weight, kernel_offset, image_offset
-    )
+def backward(grad: Tensor, call: Call, needs: Sequence[bool]) -> list[Tensor]:
+    geometry = call.geometry
+    grad, x, weight, kernel_offset, image_offset = widen(call.x.dtype, grad, *call[:4])
     pad_y, pad_x = geometry.padding if image_offset is None else (0, 0)
     n, c, h, w = x.shape
     # Contiguous whatever the layout of x and weight: they are added to through views.
@@ -122,9 +114,8 @@ def _kernel_offset_grad(
 ) -> Tensor:
     assert offset is not None
     scope = weight.shape[2:]
-    per_entry = (grad_weight.permute(0, 2, 3, 1) @ weight.flatten(1)).unflatten(
-        -1, scope
-    )  # [N, Ho, Wo, Sh, Sw]
+    # [N, Ho, Wo, Sh, Sw]
+    per_entry = (grad_weight.permute(0, 2, 3, 1) @ weight.flatten(1)).unflatten(-1, scope)
     grads = []
     axes = scope_coordinates(
         offset[:, 0], offset[:, 1], geometry.tap_origin(tap, scope), scope, geometry.clip

@@ -1,0 +1,238 @@
+"""Image folders in ImageNet's layout: root/train/<class>/... and root/val/<class>/...
+
+Each folder is listed once. The list is kept in the user's cache folder and is used again until a
+folder's modification time differs.
+"""
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from dkcls.data.dataset import DATASETS, split_names
+from dkcls.data.encoded import EncodedImages
+from dkcls.data.file_index import FileIndex
+from dkcls.data.transforms import Transform
+
+log = logging.getLogger(__name__)
+
+EXTENSIONS = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp")
+# Seconds. If a folder changed so shortly before the scan, a later change may leave the same
+# modification time, so the list is not kept.
+_SETTLED = 2.0
+_RULES = 2  # version of the rules for listing: with another number, earlier lists are not used
+_KEPT = 3  # lists of one folder; a run that began before the last changes may still open its own
+
+
+@DATASETS.register("imagefolder")
+class ImageFolder(EncodedImages):
+    """Images of one split, one folder per class."""
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: str,
+        transform: Transform,
+        image_size: int,
+        *,
+        training: bool = False,
+        seed: int = 0,
+    ):
+        super().__init__(transform, image_size, training=training, seed=seed)
+        self.folder = find_split(Path(root), split)
+        self.index = index_folder(self.folder)
+        own = self.index.facts["class_names"]
+        train = self.folder.with_name("train")
+        self.class_names = class_folders(train) if train.is_dir() else own
+        unknown = sorted(set(own) - set(self.class_names))
+        if unknown:
+            raise ValueError(f"{self.folder} has classes that {train} lacks: {_some(unknown)}")
+        place = {name: i for i, name in enumerate(self.class_names)}
+        self._to_target = [place[name] for name in own]
+        self.notes = (*self.index.facts["notes"], *passed_over(self.folder, self.index))
+        self._prefix = os.fsencode(self.folder) + b"/"
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: int) -> bytes:
+        with open(self._prefix + self.index.name(index), "rb", buffering=0) as file:
+            return file.readall()
+
+    def name(self, index: int) -> str:
+        return os.fsdecode(self._prefix + self.index.name(index))
+
+    def target(self, index: int) -> int:
+        return self._to_target[self.index.targets[index]]
+
+
+def find_split(root: Path, split: str) -> Path:
+    folders = [root / name for name in split_names(split)]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise ValueError(
+        f"{root} must hold the folders train and val, with one folder per class; "
+        f"there is no {folders[-1]}"
+    )
+
+
+def class_folders(folder: Path) -> list[str]:
+    return sorted(
+        entry.name
+        for entry in os.scandir(folder)
+        if not entry.name.startswith(".") and entry.is_dir()
+    )
+
+
+def index_folder(folder: Path) -> FileIndex:
+    """Return the folder's images, sorted by class and name.
+
+    The list comes from the cache if nothing has changed since, else from a scan.
+    """
+    stem = hashlib.sha256(b"%d:%s" % (_RULES, os.fsencode(folder.resolve()))).hexdigest()[:24]
+    cache = cache_folder()
+    for path in sorted(cache.glob(f"{stem}-*.index"), reverse=True) if cache else []:
+        try:
+            index = FileIndex.open(path)
+        except (OSError, ValueError):
+            continue  # removed by another process, or damaged
+        if _unchanged(folder, index.facts["folders"]):
+            return index
+    started = time.time()
+    index = scan(folder)
+    newest = max(index.facts["folders"].values()) / 1e9
+    if cache is None or newest > started - _SETTLED:
+        return index
+    try:
+        index = index.save(cache / f"{stem}-{time.time_ns()}.index")
+    except OSError as error:
+        log.info("the list of %s is not kept: %s", folder, error)
+        return index
+    for path in sorted(cache.glob(f"{stem}-*.index"), reverse=True)[_KEPT:]:
+        path.unlink(missing_ok=True)
+    return index
+
+
+def cache_folder() -> Path | None:
+    """Return the user's cache folder, or one for temporary files; None if neither can be written.
+
+    The data's own folder may be read-only.
+    """
+    for folder in _cache_places():
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # A list that another user wrote is not to be trusted.
+            if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+                return folder
+        except OSError:
+            continue
+    return None
+
+
+def _cache_places() -> Iterator[Path]:
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        yield Path(home) / "dkcls"
+    else:
+        with suppress(RuntimeError):  # a user without a home
+            yield Path.home() / ".cache" / "dkcls"
+    with suppress(FileNotFoundError):  # no folder for temporary files
+        yield Path(tempfile.gettempdir()) / f"dkcls-{os.getuid()}"
+
+
+def scan(folder: Path) -> FileIndex:
+    """List the images below each class's folder."""
+    log.info("listing the images in %s", folder)
+    names, targets, notes = [], [], []
+    endings: Counter[str] = Counter()
+    folders = {"": folder.stat().st_mtime_ns}
+    classes = class_folders(folder)
+    with ThreadPoolExecutor(8) as pool:  # most of the time is the file system's
+        for target, found in enumerate(pool.map(lambda name: _scan_class(folder, name), classes)):
+            names += found.names
+            targets += [target] * len(found.names)
+            folders.update(found.folders)
+            notes += found.notes
+            endings += found.endings
+    if not names:
+        raise ValueError(f"{folder} holds no images: they are looked for in one folder per class")
+    others = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
+    facts = {"class_names": classes, "folders": folders, "notes": notes, "other_endings": others}
+    return FileIndex.build(names, targets, facts)
+
+
+def passed_over(place: Path, index: FileIndex) -> list[str]:
+    """Return a note on the files that are left out because of their endings, if there are any."""
+    others = index.facts["other_endings"]
+    count = sum(number for _, number in others)
+    listed = _some([f"{ending} {number}" for ending, number in others])
+    return [f"{place}: files passed over for their endings ({count}): {listed}"] if count else []
+
+
+class _Class(NamedTuple):
+    names: list[bytes]  # relative to the split's folder
+    folders: dict[str, int]  # each folder's modification time, in nanoseconds
+    notes: list[str]
+    endings: Counter[str]  # of the files that are passed over
+
+
+def _scan_class(folder: Path, name: str) -> _Class:
+    found = _Class([], {}, [], Counter())
+    root = os.fsencode(folder)
+    visited = {_identity(path.stat()) for path in (folder, *folder.resolve().parents)}
+    pending = [os.fsencode(name)]
+    while pending:
+        relative = pending.pop()
+        status = os.stat(root + b"/" + relative)
+        if _identity(status) in visited:
+            found.notes.append(
+                f"{folder / os.fsdecode(relative)}: "
+                "a link to a folder above it or listed already, not followed"
+            )
+            continue
+        visited.add(_identity(status))
+        found.folders[os.fsdecode(relative)] = status.st_mtime_ns
+        for entry in os.scandir(root + b"/" + relative):
+            if entry.name.startswith(b"."):
+                continue
+            if _is_folder(entry):
+                pending.append(relative + b"/" + entry.name)
+            elif entry.name.lower().endswith(EXTENSIONS):
+                found.names.append(relative + b"/" + entry.name)
+            else:
+                found.endings[os.path.splitext(os.fsdecode(entry.name))[1].lower() or "none"] += 1
+    if not found.names:
+        found.notes.append(f"{folder / name}: a class without images")
+    found.names.sort()
+    return found
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: a bad file, when it is read
+        return False
+
+
+def _unchanged(folder: Path, folders: dict[str, int]) -> bool:
+    try:
+        return all(
+            os.stat(folder / name).st_mtime_ns == changed for name, changed in folders.items()
+        )
+    except OSError:
+        return False
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

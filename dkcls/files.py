@@ -1,0 +1,79 @@
+"""Files that are whole or absent: written aside, synced and renamed, some with a hash beside."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from dkcls.errors import UserError
+
+
+class DamagedFile(Exception):
+    """A file does not hold what was once written."""
+
+
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Write through a temporary file: `path` has the old content or the new, whatever happens."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_output(path: str | Path, data: bytes) -> None:
+    """Write a file that the user asked for, and the folders above it; UserError if that fails."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(path), data)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def save_hashed(path: Path, data: bytes | memoryview) -> None:
+    """Write a file and its hash, the hash first, so that no file ever stands without its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(hash_path(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
+    write_atomically(path, data)
+
+
+def read_hashed(path: Path, *, need_hash: bool = True) -> bytes:
+    """Return the content of a file that has the hash beside it; DamagedFile if it has another.
+
+    `need_hash=False` also takes a file that came without its hash, as a copied one does.
+    """
+    try:
+        path = path.resolve()
+        data = path.read_bytes()
+        beside = hash_path(path)
+        expected = beside.read_bytes().split()[:1] if beside.exists() else None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
+        raise DamagedFile(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if expected is None and need_hash:
+        raise DamagedFile(
+            f"{path} has no {beside.name} beside it, so nothing tells whether it is whole"
+        )
+    if expected is not None and expected != [hashlib.sha256(data).hexdigest().encode()]:
+        raise DamagedFile(
+            f"{path} does not have the SHA-256 that {beside.name} says: "
+            "it was damaged after it was written"
+        )
+    return data

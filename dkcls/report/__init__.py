@@ -1,0 +1,1 @@
+"""Reports on finished runs and on networks: tables, pictures, and pages with both."""

@@ -1,0 +1,110 @@
+"""Predictions of a classifier for images in files."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from dkcls.data import create_loader
+from dkcls.data.encoded import EncodedImages
+from dkcls.data.sets.folder import EXTENSIONS
+from dkcls.data.transforms import EvalTransform
+from dkcls.engine.distributed import autocast
+from dkcls.engine.network import Network
+from dkcls.engine.task import Input
+from dkcls.errors import UserError
+from dkcls.tasks.classification.task import Classification
+
+
+class Prediction(NamedTuple):
+    """The likeliest classes of an image, best first, with their probabilities."""
+
+    image: str
+    classes: list[str]
+    probabilities: list[float]
+
+
+class ImageFiles(EncodedImages):
+    """Files by their paths, without classes."""
+
+    def __init__(self, paths: Sequence[str], taken: Input):
+        transform = EvalTransform(taken.image_size, taken.crop_ratio, taken.interpolation)
+        super().__init__(transform, taken.image_size, training=False, seed=0)
+        self.paths, self.class_names = list(paths), []
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> bytes:
+        return Path(self.paths[index]).read_bytes()
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+    def target(self, index: int) -> int:
+        return 0
+
+
+def find_images(places: Iterable[str]) -> list[str]:
+    """Files as they are given, and all images below folders, by name."""
+    found: list[str] = []
+    for place in places:
+        if not os.path.isdir(place):
+            found.append(place)  # what is no image is said when it is read
+            continue
+        files = (
+            os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names
+        )
+        images = sorted(path for path in files if os.fsencode(path).lower().endswith(EXTENSIONS))
+        if not images:
+            raise UserError(f"there are no images in {place}")
+        found += images
+    return found
+
+
+class Predictor:
+    """Predictions one after the other.
+
+    Files that cannot be read are named in the log, counted in `bad`, and left out.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        device: torch.device,
+        *,
+        top: int = 5,
+        batch_size: int = 64,
+        workers: int = 0,
+        precision: str = "fp32",
+    ):
+        self.network, self.device, self.precision = network, device, precision
+        self.top, self.batch_size, self.workers = min(top, network.num_classes), batch_size, workers
+        self.model = network.model.to(device).eval()
+        self.task = Classification(
+            network.input.mean,
+            network.input.std,
+            network.num_classes,
+            device,
+            channels_last=network.config.train.channels_last,
+        )
+        self.bad = 0
+
+    def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
+        files = ImageFiles(paths, self.network.input)
+        workers = min(self.workers, len(paths) // self.batch_size)
+        loader = create_loader(
+            files, self.batch_size, training=False, workers=workers, bad_limit=1.0
+        )
+        names = self.network.class_names()
+        for batch in loader:
+            with torch.inference_mode(), autocast(self.device, self.precision):
+                shares = self.model(self.task.images(batch)).float().softmax(1)
+            best = shares.topk(self.top, dim=1)
+            for file, values, outputs in zip(
+                batch.indices.tolist(), best.values.tolist(), best.indices.tolist(), strict=True
+            ):
+                yield Prediction(paths[file], [names[i] for i in outputs], values)
+        self.bad += loader.bad_files.count

@@ -1,0 +1,224 @@
+"""Packing: tar shards give what is in the folder, and a second run resumes the first."""
+
+import tarfile
+
+import numpy as np
+import pytest
+
+from dkcls.data import create_dataset, create_loader
+from dkcls.data.sets import tar as module
+from dkcls.data.file_index import FileIndex
+from dkcls.data.sets.folder import ImageFolder
+from dkcls.data.sets.tar import pack_split
+from dkcls.data.transforms import EvalTransform
+from tests.data.common import assert_same_batches, photograph
+
+
+def packed(folder, root, split="train", per_shard=9):
+    source = ImageFolder(folder, split, EvalTransform(16), 16)
+    done = []
+    shards = pack_split(source, split, root, per_shard, done.append)
+    assert sum(done) == len(source)
+    return shards
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_the_folder(shared_folder, tmp_path, workers):
+    assert packed(shared_folder, tmp_path) == 3
+    assert packed(shared_folder, tmp_path, "val") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "train-00000.tar",
+        "train-00001.tar",
+        "train-00002.tar",
+        "train.index",
+        "val-00000.tar",
+        "val.index",
+    ]
+    for split, training in (("train", True), ("val", False), ("test", False)):
+        sets = [
+            create_dataset(kind, root, split, training=training, image_size=24)
+            for kind, root in (("imagefolder", shared_folder), ("tar", tmp_path))
+        ]
+        assert sets[0].class_names == sets[1].class_names
+        some, others = (
+            list(create_loader(dataset, 4, training=training, workers=workers)) for dataset in sets
+        )
+        assert_same_batches(some, others)
+
+
+def test_a_packed_set_tells_which_files_were_not_packed(folder, tmp_path):
+    (folder / "train" / "class0" / "a.gif").touch()
+    (folder / "train" / "class2" / "b.gif").touch()
+    packed(folder, tmp_path / "tar")
+    packed(folder, tmp_path / "tar", "val")
+    notes = [create_dataset("tar", tmp_path / "tar", split).notes for split in ("train", "val")]
+    assert notes == [
+        (f"{tmp_path}/tar/train.index: files passed over for their endings (2): .gif 2",),
+        (),
+    ]
+    assert str(folder).encode() not in (tmp_path / "tar" / "train.index").read_bytes()
+
+
+def test_workers_open_files_of_their_own_after_the_parent_has_read(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path, "val", per_shard=3)
+    dataset = create_dataset("tar", tmp_path, "val", image_size=16)
+    expected = list(create_loader(dataset, 2, training=False))
+    found = create_loader(dataset, 2, training=False, workers=1)
+    assert_same_batches(list(found), expected)
+    assert found.bad_files.count == 0
+
+
+def test_shards_are_plain_tar_files(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path)
+    with tarfile.open(tmp_path / "train-00000.tar") as archive:
+        names = archive.getnames()
+        assert names[:2] == ["class0/000.jpg", "class0/003.jpg"]
+        assert (
+            archive.extractfile(names[0]).read()
+            == (shared_folder / "train" / names[0]).read_bytes()
+        )
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(shared_folder, tmp_path, monkeypatch):
+    write, written = module._write, []
+
+    def stop_at_the_third(source, members, path, *rest):
+        written.append(path.name)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        return write(source, members, path, *rest)
+
+    monkeypatch.setattr(module, "_write", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        packed(shared_folder, tmp_path)
+    with pytest.raises(ValueError, match=r"there is no .*train\.index"):
+        create_dataset("tar", tmp_path)
+    packed(shared_folder, tmp_path)
+    packed(shared_folder, tmp_path)
+    assert written == ["train-00000.tar", "train-00001.tar", "train-00002.tar", "train-00002.tar"]
+    assert len(create_dataset("tar", tmp_path)) == 22
+
+
+def test_a_changed_folder_is_packed_again(folder, tmp_path):
+    packed(folder, tmp_path / "tar")
+    photograph(1).save(folder / "train" / "class2" / "zzz.jpg")
+    packed(folder, tmp_path / "tar")
+    assert len(create_dataset("tar", tmp_path / "tar")) == 23
+
+
+def test_an_image_that_moved_to_another_class_is_packed_again(folder, tmp_path):
+    packed(folder, tmp_path / "tar")
+    (folder / "train/class0/000.jpg").rename(folder / "train/class1/000.jpg")
+    packed(folder, tmp_path / "tar")
+    dataset = create_dataset("tar", tmp_path / "tar")
+    names = [dataset.index.name(index).decode() for index in range(22)]
+    assert names == sorted(
+        str(path.relative_to(folder / "train")) for path in folder.glob("train/*/*")
+    )
+    assert [dataset.target(index) for index in range(22)] == [int(name[5]) for name in names]
+
+
+def test_what_does_not_read_back_is_not_kept(shared_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(module.os, "fsync", lambda file: damage(tmp_path / "train-00000.tmp"))
+    with pytest.raises(OSError, match=r"class0/000\.jpg does not read back as it was written"):
+        packed(shared_folder, tmp_path)
+    assert not (tmp_path / "train-00000.tar").exists()
+
+
+def damage(path):
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"damage")
+
+
+def test_a_damaged_member_is_a_bad_file_and_a_short_shard_is_refused(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path)
+    dataset = create_dataset("tar", tmp_path, training=True, image_size=16)
+    offset, size = (int(dataset.index.extra[key][4]) for key in ("offsets", "sizes"))
+    shard = tmp_path / "train-00000.tar"
+    content = bytearray(shard.read_bytes())
+    content[offset : offset + size] = b"x" * size
+    shard.write_bytes(content)
+    loaded = dataset.load(np.array([4]))
+    assert loaded.batch.indices.tolist() == [5]
+    assert loaded.bad[0].message == f"{shard}/{dataset.index.name(4).decode()}: not an image"
+    shard.write_bytes(content[:2000])
+    with pytest.raises(
+        ValueError, match=r"train-00000\.tar must have \d+ bytes, as its index says, got 2000"
+    ):
+        create_dataset("tar", tmp_path)
+    shard.unlink()
+    with pytest.raises(ValueError, match="as its index says, got no file"):
+        create_dataset("tar", tmp_path)
+
+
+def test_a_shard_that_is_cut_while_the_run_goes_on(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path, per_shard=22)
+    dataset = create_dataset("tar", tmp_path, image_size=16)
+    with (tmp_path / "train-00000.tar").open("r+b") as file:
+        file.truncate(int(dataset.index.extra["offsets"][21]) + 10)
+    loaded = dataset.load(np.arange(22))
+    assert len(loaded.batch.targets) == 21
+    assert "10 of its" in loaded.bad[0].message
+
+
+def test_links_are_not_packed(folder, tmp_path):
+    link = folder / "train/class1/link.jpg"
+    link.symlink_to("/etc/hostname")
+    with pytest.raises(
+        ValueError, match=r"link\.jpg is a link: what is packed must lie in the folder itself"
+    ):
+        packed(folder, tmp_path / "tar")
+    link.unlink()
+    (folder / "train/class9").symlink_to(folder / "val/class1")
+    with pytest.raises(ValueError, match="class9 is a link"):
+        packed(folder, tmp_path / "tar")
+    assert not (tmp_path / "tar/train.index").exists()
+
+
+def test_a_member_that_is_no_plain_file_is_bad(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path)
+    dataset = create_dataset("tar", tmp_path, training=True, image_size=16)
+    shard = tmp_path / "train-00000.tar"
+    content = bytearray(shard.read_bytes())
+    # "2" is the kind of a symbolic link.
+    content[int(dataset.index.extra["offsets"][4]) - 512 + 156] = ord("2")
+    shard.write_bytes(content)
+    loaded = dataset.load(np.array([4]))
+    assert loaded.batch.indices.tolist() == [5]
+    assert "not a plain file of the archive" in loaded.bad[0].message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"name": b"../../etc/passwd"},
+            r"names '\.\./\.\./etc/passwd': names must not be absolute or contain '\.\.'",
+        ),
+        ({"name": b"/etc/passwd"}, "names '/etc/passwd': names must not be absolute"),
+        ({"name": b"class0/a..b.jpg"}, None),
+        ({"offsets": -512}, "outside its shards"),
+        ({"sizes": 2**60}, "outside its shards"),
+        ({"shards": 7}, "outside its shards"),
+        ({"targets": 3}, "outside its shards or its classes"),
+        ({"facts": {}}, "is not the index of a tar data set"),
+    ],
+)
+def test_an_index_that_leads_elsewhere_is_refused(shared_folder, tmp_path, change, message):
+    packed(shared_folder, tmp_path)
+    path = tmp_path / "train.index"
+    index = FileIndex.open(path)
+    names = [index.name(i) for i in range(len(index))]
+    names[3] = change.get("name", names[3])
+    arrays = {key: value.copy() for key, value in {"targets": index.targets, **index.extra}.items()}
+    for key in arrays.keys() & change.keys():
+        arrays[key][3] = change[key]
+    FileIndex.build(names, arrays.pop("targets"), change.get("facts", index.facts), **arrays).save(
+        path
+    )
+    if message is None:
+        assert len(create_dataset("tar", tmp_path)) == 22
+    else:
+        with pytest.raises(ValueError, match=message):
+            create_dataset("tar", tmp_path)
