@@ -30,7 +30,7 @@ from dkcls.engine import cli
 from dkcls.engine.build import build_dataset
 from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.network import load_network
-from dkcls.models.paper import PAPER
+from dkcls.models.zoo import PAPER
 from dkcls.tasks.parallel import train_all
 from dkcls.tasks.study import (
     Measured,

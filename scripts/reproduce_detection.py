@@ -24,7 +24,7 @@ from dkcls.config import EvalConfig
 from dkcls.engine import cli
 from dkcls.engine.checkpoint import write_atomically
 from dkcls.engine.distributed import World
-from dkcls.models.paper import PAPER_DETECTION
+from dkcls.models.zoo import PAPER_DETECTION
 from dkcls.tasks import evaluate_checkpoint
 from dkcls.tasks.parallel import train_all
 from dkcls.tasks.study import (

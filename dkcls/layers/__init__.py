@@ -1,6 +1,6 @@
 """Layers: nn.Modules that own their weights and the generators of their offsets."""
 
-from dkcls.layers.base import DynamicConv2d
+from dkcls.layers.base import LAYERS, DynamicConv2d, layer_class
 from dkcls.layers.cond_conv import CondConv2d
 from dkcls.layers.convert import convert_depthwise, load_rigid_conv_
 from dkcls.layers.deform_kernel import (
@@ -13,7 +13,6 @@ from dkcls.layers.deform_kernel import (
 from dkcls.layers.generators import OffsetGenerator, offset_generators
 from dkcls.layers.init import fill_scope_, scope_from_kernel
 from dkcls.layers.record import OffsetRecord, record_offsets
-from dkcls.layers.registry import LAYERS, layer_class
 
 __all__ = [
     "LAYERS",

@@ -13,6 +13,15 @@ from torch import Tensor, nn
 from dkcls.layers.generators import LocalOffsets
 from dkcls.layers.init import draw_bias_, draw_kernel
 from dkcls.ops.geometry import Pair, pair
+from dkcls.registry import Registry
+
+LAYERS: Registry[type[nn.Module]] = Registry("layer", "dkcls.layers")
+LAYERS.register("rigid")(nn.Conv2d)
+
+
+def layer_class(name: str) -> type[nn.Module]:
+    """Return the layer of that name; each takes nn.Conv2d's arguments and keywords of its own."""
+    return LAYERS.find(name)
 
 
 class DynamicConv2d(nn.Module):

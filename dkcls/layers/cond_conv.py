@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dkcls.layers.base import DynamicConv2d
+from dkcls.layers.base import LAYERS, DynamicConv2d
 from dkcls.layers.generators import Routing
 from dkcls.layers.init import draw_bias_, draw_kernel, draw_noise
 from dkcls.ops import cond_conv2d
@@ -13,6 +13,7 @@ from dkcls.ops import cond_conv2d
 torch.fx.wrap("cond_conv2d")  # a node of its graphs: what an operator does depends on shapes
 
 
+@LAYERS.register("cond", label="CondConv")
 class CondConv2d(DynamicConv2d):
     """Convolution whose kernel is a mix of experts, per image; a fresh layer takes half of each.
 

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dkcls.layers.base import DynamicConv2d
+from dkcls.layers.base import LAYERS, DynamicConv2d, layer_class
 from dkcls.layers.deform_kernel import ScopeConv2d
 from dkcls.layers.init import reads_every_kernel
-from dkcls.layers.registry import LAYERS, layer_class
 
 
 @torch.no_grad()

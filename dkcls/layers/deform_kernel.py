@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dkcls.layers.base import DynamicConv2d
+from dkcls.layers.base import LAYERS, DynamicConv2d
 from dkcls.layers.generators import GlobalOffsets
 from dkcls.layers.init import fill_scope_
 from dkcls.ops import deform_kernel2d, global_deform_kernel2d, sample_kernel2d
@@ -123,6 +123,7 @@ class ScopeConv2d(DynamicConv2d):
         return text
 
 
+@LAYERS.register("static", label="static scope")
 class StaticScope2d(ScopeConv2d):
     """Control: a scope read on its fixed grid, without offsets, with any groups.
 
@@ -136,6 +137,7 @@ class StaticScope2d(ScopeConv2d):
         )
 
 
+@LAYERS.register("global_dk", label="global DK")
 class GlobalDeformKernel2d(ScopeConv2d):
     """Global deformable kernels, with any groups.
 
@@ -157,6 +159,7 @@ class GlobalDeformKernel2d(ScopeConv2d):
         )
 
 
+@LAYERS.register("local_dk", label="local DK")
 class LocalDeformKernel2d(ScopeConv2d):
     """Local deformable kernels, depthwise.
 
@@ -174,6 +177,7 @@ class LocalDeformKernel2d(ScopeConv2d):
         )
 
 
+@LAYERS.register("dcn_local_dk", label="DCN + local DK")
 class DeformKernelConv2d(LocalDeformKernel2d):
     """Local deformable kernels and deformable convolution in one, depthwise.
 
@@ -190,6 +194,7 @@ class DeformKernelConv2d(LocalDeformKernel2d):
         return self._add_bias(deform_kernel2d(x, self.weight, *offsets, **self._options))
 
 
+@LAYERS.register("dcn", label="DCN")
 class DeformConv2d(DynamicConv2d):
     """Deformable convolution, depthwise: offsets move where a Kh x Kw kernel reads the input.
 

@@ -11,9 +11,8 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.efficientnet import EfficientNet
 from torch import Tensor, nn
 
-from dkcls.models.cfg import imagenet_cfg
 from dkcls.models.init import init_weights_
-from dkcls.models.variants import Variant, build_network
+from dkcls.models.variants import Variant, build_network, imagenet_cfg
 
 
 class Stage(NamedTuple):

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg
 from torch import nn
 
@@ -19,7 +20,6 @@ from dkcls.layers import LAYERS, CondConv2d, layer_class
 from dkcls.layers.deform_kernel import ScopeConv2d
 from dkcls.ops.geometry import Grid
 
-SPATIAL = tuple(LAYERS)
 POINTWISE = ("rigid", "global_dk", "cond")
 # The rest of an operator without its image offsets.
 NOT_DEFORMABLE = {"dcn": "rigid", "dcn_local_dk": "local_dk"}
@@ -61,7 +61,7 @@ class Variant:
     depthwise_gain: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_choice("spatial", self.spatial, SPATIAL)
+        _check_choice("spatial", self.spatial, LAYERS)
         _check_choice("pointwise", self.pointwise, POINTWISE)
         if not self.depthwise_gain > 0:
             raise ValueError(f"depthwise_gain must be above 0, got {self.depthwise_gain!r}")
@@ -116,6 +116,24 @@ class Variant:
         return {"experts": self.experts} if issubclass(layer_class(name), CondConv2d) else {}
 
 
+def imagenet_cfg(**changes: Any) -> dict[str, Any]:
+    """Return the facts for 224 x 224 pixels, the centre of an image whose shorter side is 256.
+
+    There are no pretrained weights.
+    """
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bilinear",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        **changes,
+    }
+
+
 def build_network(
     network: Callable[..., nn.Module],
     name: str,
@@ -152,7 +170,7 @@ def _check_arguments(name: str, arguments: Iterable[str], valid: list[str]) -> N
             )
 
 
-def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(argument: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         raise ValueError(
             f"{argument} must be one of {', '.join(_nearest_first(str(value), choices))}, "

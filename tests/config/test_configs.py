@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dkcls.models.zoo import PAPER_DETECTION
 from hydra import compose, initialize_config_dir
 
 from dkcls.config import (
@@ -20,6 +19,7 @@ from dkcls.config import (
     to_config,
 )
 from dkcls.models import PAPER
+from dkcls.models.zoo import PAPER_DETECTION
 from tests.engine.common import ROOT, run_here
 
 CONFIGS = ROOT / "configs"

@@ -9,7 +9,7 @@ from dkcls.config import OptimConfig
 from dkcls.engine.network import load
 from dkcls.engine.optim import freeze_, parameter_groups
 from dkcls.errors import UserError
-from dkcls.models.convert import load_weights_
+from dkcls.models.weights import load_weights_
 from tests.engine.checkpoints import write_checkpoint, write_images
 from tests.engine.common import last_state, metric_lines, run_here
 from tests.models.common import awake, create, images

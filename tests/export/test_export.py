@@ -131,10 +131,7 @@ def test_safetensors_come_back_as_they_were(tmp_path, monkeypatch, capsys):
         == 0
     )
     assert "a.safetensors: 0.4" in capsys.readouterr().out
-    before, after = (
-        load(str(path))
-        for path in (checkpoint, tmp_path / "a.safetensors")
-    )
+    before, after = (load(str(path)) for path in (checkpoint, tmp_path / "a.safetensors"))
     assert (before.classes, before.input, before.config) == (
         after.classes,
         after.input,

@@ -12,7 +12,7 @@ from torch import nn
 
 from dkcls.layers import CondConv2d, GlobalDeformKernel2d, LocalDeformKernel2d, StaticScope2d
 from dkcls.models import PAPER, count_activations, count_macs, count_parameters
-from dkcls.models.paper import PAPER_DETECTION
+from dkcls.models.zoo import PAPER_DETECTION
 from tests.models.common import VARIANTS, create
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "summarize_models.py"

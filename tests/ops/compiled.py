@@ -26,10 +26,8 @@ def shipped(specs: Callable[[str], Iterable[KernelSpec]]) -> list:
     return parameters
 
 
-def spills(arch: str, compiled) -> bool:
-    if arch.startswith("sm_"):
-        return resources(compiled).stack != 0
-    return not re.search(r"\.vgpr_spill_count:\s+0\b", compiled.asm["amdgcn"])
+def spills(compiled) -> bool:
+    return resources(compiled).spilled != 0
 
 
 def has_atomics(arch: str, compiled) -> bool:

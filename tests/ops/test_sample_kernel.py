@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dkcls.ops import sample_kernel2d
-from dkcls.ops.sample_kernel import triton
 from dkcls.ops.geometry import make_geometry, tap_grid
-from dkcls.ops.inspect import TARGETS, compile_spec
+from dkcls.ops.inspect import compile_spec
+from dkcls.ops.sample_kernel import triton
 from tests.ops.compiled import has_atomics, shipped, spills
 
 # (Cout, Cin/groups, Sh, Sw), batch, kernel_size, grid, clip, scale of the offsets
@@ -227,7 +227,7 @@ def test_triton_is_the_plain_version(case, dtype, tolerance, triton_device):
 
 @interpreter
 def test_triton_splits_the_batch_and_the_rows_in_a_fixed_order(triton_device, monkeypatch):
-    monkeypatch.setattr(sample_kernel_triton, "PROGRAMS", 6)
+    monkeypatch.setattr(triton, "PROGRAMS", 6)
     weight, offset, grad, options = make(
         ((40, 1, 4, 4), 7, 3, "centered", "hard", 1.0), torch.float32, triton_device
     )
@@ -277,8 +277,8 @@ def test_triton_op_is_registered_well(triton_device):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("arch", "spec"), shipped(lambda arch: sample_kernel_triton.shipped()))
+@pytest.mark.parametrize(("arch", "spec"), shipped(lambda arch: triton.shipped()))
 def test_compiles_without_spills_or_atomics(arch, spec):
-    compiled = compile_spec(spec, TARGETS[arch])
-    assert not spills(arch, compiled)
+    compiled = compile_spec(spec, arch)
+    assert not spills(compiled)
     assert not has_atomics(arch, compiled)

@@ -7,8 +7,7 @@ import torch
 
 from dkcls.ops import deform_kernel2d
 from dkcls.ops.deform_kernel.triton import dot
-from dkcls.ops.inspect import count_instructions
-from dkcls.ops.inspect import TARGETS, compile_spec
+from dkcls.ops.inspect import compile_spec, count_instructions
 from tests.ops.cases import Case, assert_matches_reference, make_tensors, run
 from tests.ops.compiled import has_atomics, shipped, spills
 
@@ -60,7 +59,7 @@ def test_bfloat16_matches_the_reference(case, triton_device):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_these_cases_run_on_tensor_cores(case, triton_device, monkeypatch):
     calls = []
-    monkeypatch.setattr(triton_dot_host, "forward", lambda x, *rest: calls.append("dot") or x)
+    monkeypatch.setattr(dot, "forward", lambda x, *rest: calls.append("dot") or x)
     deform_kernel2d(
         *make_tensors(case, torch.float16, triton_device), **case.options, backend="triton"
     )
@@ -86,7 +85,7 @@ def test_offsets_in_half_precision(triton_device):
 
 @interpreter
 def test_64_bit_indices(triton_device, monkeypatch):
-    monkeypatch.setattr(triton_dot_host, "WIDE_FROM", 1)
+    monkeypatch.setattr(dot, "WIDE_FROM", 1)
     assert_matches_reference(
         Case(c=192, size=(4, 4)), torch.float16, "triton", triton_device, tolerance=5e-4
     )
@@ -122,10 +121,10 @@ def test_nan_in_nan_out(triton_device):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("arch", "spec"), shipped(triton_dot_host.shipped))
+@pytest.mark.parametrize(("arch", "spec"), shipped(dot.shipped))
 def test_compiles_without_spills_or_atomics(arch, spec):
-    compiled = compile_spec(spec, TARGETS[arch])
-    assert not spills(arch, compiled)
+    compiled = compile_spec(spec, arch)
+    assert not spills(compiled)
     assert not has_atomics(arch, compiled)
 
 
@@ -141,15 +140,15 @@ def test_compiles_without_spills_or_atomics(arch, spec):
 )
 def test_instructions_per_element(dtype, arch):
     def per_element(spec):
-        return count_instructions(compile_spec(spec, TARGETS[arch]), spec).per_element
+        return count_instructions(compile_spec(spec, arch), spec).per_element
 
-    forward = per_element(triton_dot_host.map_spec(arch, dtype))
-    backward = per_element(triton_dot_host.map_spec(arch, dtype, flip=True)) + per_element(
-        triton_dot_host.grad_spec(arch, dtype)
+    forward = per_element(dot.map_spec(dot.layer(arch, dtype)))
+    backward = per_element(dot.map_spec(dot.layer(arch, dtype), flip=True)) + per_element(
+        dot.grad_spec(dot.layer(arch, dtype))
     )
     assert forward <= 45
     assert forward + backward <= 130
-    assert per_element(triton_dot_host.map_spec(arch, dtype, channels=64)) <= 80
+    assert per_element(dot.map_spec(dot.layer(arch, dtype, channels=64))) <= 80
 
 
 @pytest.mark.parametrize(
@@ -166,16 +165,16 @@ def test_instructions_per_element(dtype, arch):
 )
 def test_channel_blocks(channels, block, wide):
     """Whole networks run on tensor cores: every width of the paper's has equal blocks."""
-    config = triton_dot_host.CONFIGS["sm_80", 4]
-    assert triton_dot_host.channel_block(channels, config, False) == block
-    assert triton_dot_host.channel_block(channels, config, True) == wide
+    config = dot.CONFIGS["sm_80", 4]
+    assert dot.channel_block(channels, config, False) == block
+    assert dot.channel_block(channels, config, True) == wide
     for c in (0, 8, 24, 33):
-        assert triton_dot_host.channel_block(c, config, False) is None
+        assert dot.channel_block(c, config, False) is None
 
 
 @pytest.mark.compile
 def test_counting_refuses_undeclared_loops():
-    spec = triton_dot_host.map_spec("sm_80", channels=64)
-    compiled = compile_spec(spec, TARGETS["sm_80"])
+    spec = dot.map_spec(dot.layer("sm_80", channels=64))
+    compiled = compile_spec(spec, "sm_80")
     with pytest.raises(ValueError, match="expected 2 loops, as declared, got 1 in the SASS"):
         count_instructions(compiled, replace(spec, trips=(2, 9)))

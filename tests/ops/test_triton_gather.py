@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dkcls.ops import deform_kernel2d
+from dkcls.ops.deform_kernel.backend import Call
 from dkcls.ops.deform_kernel.triton import dot, gather
 from dkcls.ops.geometry import make_geometry
-from dkcls.ops.inspect import count_instructions
-from dkcls.ops.inspect import TARGETS, compile_spec
+from dkcls.ops.inspect import compile_spec, count_instructions
 from dkcls.ops.triton_launch import KernelSpec
 from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors, run
 from tests.ops.compiled import has_atomics, shipped, spills
@@ -31,7 +31,7 @@ KINDS = [
 @pytest.fixture(autouse=True)
 def gather_only(monkeypatch):
     """Every call on the gather kernels, also those that have tensor-core kernels."""
-    monkeypatch.setattr(triton_dot_host, "supports", lambda *_: False)
+    monkeypatch.setattr(dot, "supports", lambda *_: False)
 
 
 def poisoned(function):
@@ -64,7 +64,7 @@ def test_half_precision_matches_the_reference(case, dtype, tolerance, triton_dev
 @interpreter
 @pytest.mark.parametrize("case", KINDS, ids=str)
 def test_programs_take_several_tiles_when_there_are_many(case, triton_device, monkeypatch):
-    monkeypatch.setattr(triton_gather, "WARPS", 4)
+    monkeypatch.setattr(gather, "WARPS", 4)
     assert_matches_reference(case, torch.float32, "triton", triton_device)
 
 
@@ -185,18 +185,18 @@ def test_partial_sums_of_a_large_layer_are_small(scope, kernel_offset, dtype, mo
         (c, 1, scope, scope) if kernel_offset else (n, c, 1, 3, 3), dtype=dtype, device="meta"
     )
     offset = torch.empty(n, 18, size, size, device="meta") if kernel_offset else None
-    triton_gather.backward(x, x, weight, offset, None, geometry, (False, True, False, False))
+    gather.backward(x, Call(x, weight, offset, None, geometry), (False, True, False, False))
     ((spec, grid, arguments),) = launched
     # The programs are still enough for a GPU.
-    assert math.prod(grid) * spec.num_warps >= triton_gather.WARPS // 2
+    assert math.prod(grid) * spec.num_warps >= gather.WARPS // 2
     assert arguments["partial"].numel() * 4 <= 64 * 2**20
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("arch", "spec"), shipped(triton_gather.shipped))
+@pytest.mark.parametrize(("arch", "spec"), shipped(gather.shipped))
 def test_compiles_without_spills_and_with_atomics_only_in_the_scatter(arch, spec):
-    compiled = compile_spec(spec, TARGETS[arch])
-    assert not spills(arch, compiled)
+    compiled = compile_spec(spec, arch)
+    assert not spills(compiled)
     assert has_atomics(arch, compiled) == (", scatter" in spec.name)
     if arch == "sm_80":
         # Counting fails unless the loops are those that the report weights.
@@ -206,12 +206,11 @@ def test_compiles_without_spills_and_with_atomics_only_in_the_scatter(arch, spec
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_instructions_per_element(arch):
-    problem = triton_gather.Problem(
+    problem = gather.Problem(
         arch, torch.float32, 256, make_geometry((4, 4), 3, padding=1), (4, 4), image_offset=False
     )
     counts = [
-        count_instructions(compile_spec(s, TARGETS[arch]), s).per_element
-        for s in triton_gather.step_specs(problem)
+        count_instructions(compile_spec(s, arch), s).per_element for s in gather.step_specs(problem)
     ]
     assert counts[0] <= 95
     assert sum(counts) <= 490

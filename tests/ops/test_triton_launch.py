@@ -20,11 +20,11 @@ def amd(monkeypatch):
         properties = SimpleNamespace(gcnArchName=architecture)
         monkeypatch.setattr(torch.version, "hip", "6.4")
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-        triton_host._architecture.cache_clear()
-        triton_host._warn.cache_clear()
+        triton_launch._architecture.cache_clear()
+        triton_launch._warn.cache_clear()
 
     yield install
-    triton_host._architecture.cache_clear()
+    triton_launch._architecture.cache_clear()
 
 
 class OnGpu(torch.Tensor):
@@ -41,11 +41,11 @@ def on_gpu(*shape: int) -> torch.Tensor:
     return torch.rand(*shape).as_subclass(OnGpu)
 
 
-@pytest.mark.parametrize(("architecture", "runs"), [(GFX942, "gpu"), (OTHER, "tap_loop")])
+@pytest.mark.parametrize(("architecture", "runs"), [(GFX942, "triton"), (OTHER, "tap_loop")])
 def test_amd_devices_without_tiles_take_the_tap_loop(architecture, runs, amd, caplog):
     amd(architecture)
     for _ in range(2):
-        assert library._backend("", on_gpu(2, 3, 5, 5)).__name__.endswith(f".{runs}")
+        assert library._choose("", on_gpu(2, 3, 5, 5)).__name__.endswith(f".{runs}")
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == (runs == "tap_loop")
     assert all("gfx90a" in line and "gfx942" in line for line in said)
@@ -54,7 +54,7 @@ def test_amd_devices_without_tiles_take_the_tap_loop(architecture, runs, amd, ca
 def test_one_warning_for_several_devices_of_a_kind(amd, caplog):
     amd(OTHER)
     assert [
-        triton_host.has_kernels(SimpleNamespace(is_cuda=True, get_device=lambda i=i: i))
+        triton_launch.has_kernels(SimpleNamespace(is_cuda=True, get_device=lambda i=i: i))
         for i in (0, 1)
     ] == [False, False]
     assert len(caplog.records) == 1
@@ -88,7 +88,7 @@ def test_the_choice_of_kernels_compiles(amd):
 
     @torch.compile(fullgraph=True, backend="eager")
     def double_with_kernels(x):
-        return x * 2 if triton_host._has_tiles(0) else x
+        return x * 2 if triton_launch._has_tiles(0) else x
 
     x = torch.ones(2)
     assert torch.equal(double_with_kernels(x), x)

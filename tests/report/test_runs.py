@@ -4,10 +4,10 @@ import json
 
 import pytest
 import yaml
-from dkcls.report.runs import Group, find_runs, group_runs, over_scopes, summarize
 
 from dkcls.config import Config, ModelConfig
 from dkcls.errors import UserError
+from dkcls.report.runs import Group, find_runs, group_runs, over_scopes, summarize
 
 
 def make_run(folder, top1, **config):

@@ -176,7 +176,9 @@ def test_a_networks_card_says_how_its_images_are_resized(photos, tmp_path):
     parts = Classification.build(
         on_photos(photos, "mobilenetv2_nano", None, interpolation="bicubic"), CPU
     )
-    write(tmp_path / "a.pt", {**parts.card.to_dict(), "model": parts.model.state_dict(), "ema": None})
+    write(
+        tmp_path / "a.pt", {**parts.card.to_dict(), "model": parts.model.state_dict(), "ema": None}
+    )
     again = Classification.build(on_photos(photos, None, str(tmp_path / "a.pt")), CPU)
     expected = timms_images(
         photos, interpolation="bicubic", mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from dkcls.data import create_dataset, create_loader
-from dkcls.errors import DataError
 from dkcls.data.check import check
 from dkcls.data.sets.coco import CocoDetection
+from dkcls.errors import DataError
 from tests.data.common import assert_same_batches, batches_from
 
 # height, width, and the boxes (x, y, width, height) of category 1 + 4 * (number of the box).

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dkcls.data
-from dkcls.data.sets.deformed_fashion import DeformedFashion, Factors
 from dkcls.data.dataset import bits, sample_keys, uniforms
+from dkcls.data.sets.deformed_fashion import DeformedFashion, Factors
 
 SPLITS = ("train", "val", "test")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dkcls.data import create_dataset, create_loader
-from dkcls.data.sets import folder as module
-from dkcls.data.loader import BadFiles
-from dkcls.data.dataset import BadFile
 from dkcls.data.check import check
+from dkcls.data.dataset import BadFile
 from dkcls.data.file_index import FileIndex
+from dkcls.data.loader import BadFiles
+from dkcls.data.sets import folder as module
 from tests.data.common import assert_same_batches, make_folder, photograph
 
 OLD = time.time() - 1000

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dkcls.data import create_dataset, create_loader
-from dkcls.data.sets import tar as module
 from dkcls.data.file_index import FileIndex
+from dkcls.data.sets import tar as module
 from dkcls.data.sets.folder import ImageFolder
 from dkcls.data.sets.tar import pack_split
 from dkcls.data.transforms import EvalTransform

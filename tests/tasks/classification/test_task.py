@@ -42,9 +42,7 @@ def test_the_loss_is_the_cross_entropy_with_smoothed_targets(smoothing):
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     wanted = np.full((2, 3), smoothing / 3)
     wanted[[0, 1], [0, 1]] += 1 - smoothing
-    loss, sums = task_of(label_smoothing=smoothing).loss(
-        Says(torch.tensor(logits)), black([0, 1])
-    )
+    loss, sums = task_of(label_smoothing=smoothing).loss(Says(torch.tensor(logits)), black([0, 1]))
     expected = -(wanted * np.log(shares)).sum(1)
     assert loss.item() == pytest.approx(expected.mean(), rel=1e-5)
     # Two images, the sum of their losses, one right, and both among the three that are there.

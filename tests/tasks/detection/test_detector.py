@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dkcls.models.zoo import PAPER, PAPER_DETECTION
 
 import dkcls.models  # noqa: F401
 from dkcls.config import Config, DetectorConfig, ModelConfig
@@ -14,6 +13,7 @@ from dkcls.engine.optim import parameter_groups
 from dkcls.engine.task import Input
 from dkcls.errors import UserError
 from dkcls.layers import offset_generators
+from dkcls.models.zoo import PAPER, PAPER_DETECTION
 from dkcls.tasks.classification import Classification
 from dkcls.tasks.detection import Detection
 from dkcls.tasks.detection.detector import pyramid_levels

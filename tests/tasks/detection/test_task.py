@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from dkcls.data.dataset import DetectionBatch
 from torch import nn
 
 from dkcls.config import DetectorConfig, ModelConfig
+from dkcls.data.dataset import DetectionBatch
 from dkcls.engine.distributed import World
 from dkcls.engine.task import Input
 from dkcls.tasks.detection.detector import Detector

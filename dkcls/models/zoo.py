@@ -1,11 +1,17 @@
-"""Tables of the paper: 22 networks and 18 detectors.
+"""The paper's 22 networks by name in timm, and its tables.
 
 A network has the metrics that the paper prints, exact parameters and multiply-adds, and the
 arguments that build it. A detector has the metrics that the paper prints.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from timm.models import generate_default_cfgs, register_model
+from torch import nn
+
+from dkcls.models import mobilenet_v2, resnet_dw
 
 COND2 = {"spatial": "cond", "pointwise": "cond", "experts": 2}
 COND8 = {"spatial": "cond", "pointwise": "cond", "experts": 8}
@@ -165,3 +171,23 @@ PAPER_DETECTION = (
     DetectionRow("mobilenetv2_100_dcn", 34.4, 20.5, 37.0, 44.7),
     DetectionRow("mobilenetv2_100_dcn_local4", 35.6, 20.6, 38.5, 47.3),
 )
+
+BUILDERS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
+    "resnet50_dw": (resnet_dw.create_resnet50_dw, resnet_dw.CFG),
+    "mobilenetv2_dw": (mobilenet_v2.create_mobilenetv2_dw, mobilenet_v2.CFG),
+}
+NAMED = {row.name: row for row in PAPER if row.arguments}
+
+default_cfgs = generate_default_cfgs({name: BUILDERS[row.base][1] for name, row in NAMED.items()})
+
+
+def _entry_point(row: PaperRow) -> Callable[..., nn.Module]:
+    def create(pretrained: bool = False, **arguments: Any) -> nn.Module:
+        return BUILDERS[row.base][0](row.name, pretrained, **{**row.arguments, **arguments})
+
+    create.__name__ = create.__qualname__ = row.name
+    return create
+
+
+for _row in NAMED.values():
+    globals()[_row.name] = register_model(_entry_point(_row))

@@ -7,7 +7,7 @@ import torch
 import torchvision
 
 from dkcls.models import PAPER, load_rigid_
-from dkcls.models.convert import classes_and_channels, load_weights_
+from dkcls.models.weights import classes_and_channels, load_weights_
 from tests.models.common import VARIANTS, awake, create, images, stir
 
 MOBILENETS = [row.name for row in PAPER if row.base == "mobilenetv2_dw"]
