@@ -38,9 +38,10 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-from dkcls.data.dataset import create_dataset
+from dkcls.config import DataConfig
+from dkcls.data import create_dataset, create_loader
 from dkcls.data.decode import EncodedImage
-from dkcls.data.loader import create_loader, worker_options
+from dkcls.data.loader import worker_options
 from dkcls.data.transforms import random_crop_box, resize
 
 SIZE, BATCH, CLASSES = 224, 50, 5
@@ -96,6 +97,12 @@ def peers(paths: list[str], jitter: float) -> dict[str, tuple[Dataset, Callable]
             default_collate,
         ),
     }
+
+
+def ours_of(root: Path, jitter: float = 0.4) -> Any:
+    """Return our data set of the training images below a folder."""
+    config = DataConfig(name="imagefolder", root=str(root), color_jitter=jitter)
+    return create_dataset(config, "train", training=True)
 
 
 def make_photographs(root: Path, count: int) -> None:
@@ -191,7 +198,7 @@ def table(title: str, rates: dict[str, list[float]], base: str) -> str:
 
 
 def on_one_core(root: Path, paths: list[str], jitter: float, count: int) -> dict[str, list[float]]:
-    ours = create_dataset("imagefolder", root, training=True, color_jitter=jitter)
+    ours = ours_of(root, jitter)
     batches = [
         range(first, min(first + BATCH, len(paths))) for first in range(0, len(paths), BATCH)
     ]
@@ -238,12 +245,7 @@ def end_to_end(
         )
         for name, (dataset, collate) in peers(paths, jitter).items()
     }
-    loaders["ours"] = create_loader(
-        create_dataset("imagefolder", root, training=True, color_jitter=jitter),
-        BATCH,
-        training=True,
-        workers=workers,
-    )
+    loaders["ours"] = create_loader(ours_of(root, jitter), BATCH, training=True, workers=workers)
 
     def timed(name: str) -> Callable[[], float]:
         def run() -> float:
@@ -281,7 +283,7 @@ def start_up(root: Path, names: int, workers: int) -> str:
     lines = []
     for kind in ("listed", "listed before"):
         started = time.perf_counter()
-        dataset = create_dataset("imagefolder", root, training=True)
+        dataset = ours_of(root)
         constructed = time.perf_counter() - started
         lines.append(f"{len(dataset)} names, {kind}: data set after {constructed:.2f} s")
     loader = create_loader(dataset, 64, training=True, workers=workers)

@@ -21,9 +21,8 @@ from torch import nn
 
 from dkcls.config import Config, register, to_config
 from dkcls.engine import distributed
-from dkcls.engine.build import build_trainer
+from dkcls.engine.run import build_trainer
 from dkcls.engine.trainer import Trainer
-from dkcls.tasks import classification
 
 
 def bare_loop(
@@ -56,7 +55,7 @@ def trainer_loop(trainer: Trainer, batches: list, steps: int) -> None:
 
 
 def build(config: Config, world: distributed.World) -> Trainer:
-    trainer = build_trainer(config, world, classification.build)
+    trainer = build_trainer(config, world)
     trainer.set_train_mode()
     return trainer
 

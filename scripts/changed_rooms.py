@@ -1,7 +1,7 @@
 """Print the test folders for uncommitted changes, or for the last commit if there are none.
 
-A change below dkcls/ROOM/ is tested in tests/ROOM/, if there is such a folder; anything else by the
-tests of imports and configs.
+A change below dkcls/ROOM/, or of dkcls/ROOM.py, is tested in tests/ROOM/, if there is such a folder;
+anything else by the tests of imports and configs.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ALWAYS = ("tests/test_imports.py", "tests/configs")
+ALWAYS = ("tests/test_imports.py", "tests/config")
 
 
 def changed_files() -> list[str]:
@@ -27,10 +27,10 @@ def rooms(files: list[str]) -> list[str]:
     for file in map(Path, files):
         if file.parts[0] == "tests" and file.name.startswith("test_") and (ROOT / file).exists():
             found.append(str(file))
-        elif file.parts[0] in ("dkcls", "tests") and any(
-            (ROOT / "tests" / file.parts[1]).glob("test_*.py")
-        ):
-            found.append(f"tests/{file.parts[1]}")
+        elif file.parts[0] in ("dkcls", "tests"):
+            room = file.parts[1].removesuffix(".py")
+            if any((ROOT / "tests" / room).rglob("test_*.py")):
+                found.append(f"tests/{room}")
     return sorted({*ALWAYS, *found})
 
 

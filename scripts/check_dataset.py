@@ -11,19 +11,20 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from dkcls.data.sets import coco
-from dkcls.data import create_dataset
-from dkcls.data.dataset import SPLITS
+from dkcls.config import DataConfig
+from dkcls.data import DATASETS
 from dkcls.data.check import Report, check
+from dkcls.data.dataset import SPLITS
 from dkcls.data.encoded import EncodedFiles
+from dkcls.data.sets import coco
 from dkcls.data.sets.tar import index_path
 from dkcls.engine import cli
+from dkcls.errors import UserError
 
 
 @dataclass
@@ -74,15 +75,15 @@ def describe(dataset: EncodedFiles, report: Report) -> str:
 def main(arguments: Arguments) -> int:
     kinds = splits_of(arguments.root)
     if not kinds:
-        raise cli.UserError(
+        raise UserError(
             f"{arguments.root} must hold the folders train and val, tar shards, "
             "or COCO's annotations"
         )
     messages = []
     for split, kind in kinds.items():
-        # Bad rows are counted in a note.
-        options: dict[str, Any] = {"bad_rows": "skip"} if kind == "coco" else {}
-        dataset = create_dataset(kind, arguments.root, split, **options)
+        config = DataConfig(name=kind, root=str(arguments.root))
+        config.bad_rows = "skip" if kind == "coco" else None  # they are counted in a note
+        dataset = DATASETS.find(kind).create(config, split, seed=0, training=False)
         assert isinstance(dataset, EncodedFiles)
         with tqdm(total=len(dataset), unit=" images", desc=split) as bar:
             report = check(dataset, arguments.workers, bar.update)

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from omegaconf import MISSING
 
-from dkcls.analysis.detections import Shown, draw_detections
+from dkcls.data import create_dataset
 from dkcls.engine import cli
-from dkcls.engine.build import build_dataset
-from dkcls.engine.weights import read_weights
-from dkcls.tasks.detection_eval import load_detector
+from dkcls.engine.network import load
+from dkcls.errors import UserError
+from dkcls.report.plots import Shown, draw_detections
 
 
 @dataclass
@@ -39,21 +39,23 @@ def main(arguments: Arguments) -> None:
     )
     rows = {}
     for path in paths:
-        model, classes, run = load_detector(path, read_weights(path))
-        data = replace(run.data, root=arguments.root or run.data.root)
-        dataset = build_dataset(data, arguments.split, run.seed)
+        network = load(path, task="detection")
+        trained = network.config
+        data = replace(trained.data, root=arguments.root or trained.data.root)
+        dataset = create_dataset(data, arguments.split, trained.seed)
         indices = np.arange(arguments.first, min(arguments.first + arguments.images, len(dataset)))
         if not len(indices):
-            raise cli.UserError(
+            raise UserError(
                 f"first must be below the {len(dataset)} images of the split, got {arguments.first}"
             )
         batch = dataset.load(indices).batch
         with torch.inference_mode():
-            found = model.eval()([image.float() / 255 for image in batch.images])
+            found = network.model.eval()([image.float() / 255 for image in batch.images])
         rows[str(path)] = [
             Shown(*parts) for parts in zip(batch.images, batch.targets, found, strict=True)
         ]
-    print(draw_detections(rows, classes, arguments.output, arguments.threshold))
+    names = network.class_names()
+    print(draw_detections(rows, names, arguments.output, arguments.threshold))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from drills import data, files, fuzz, kills, places
 from drills.lab import Lab, Row
 
 from dkcls.engine import cli
+from dkcls.errors import UserError
 
 DRILLS: dict[str, Callable[[Lab], Row]] = {
     "kill": kills.kill,
@@ -61,7 +62,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     if unknown := set(arguments.only) - DRILLS.keys():
-        raise cli.UserError(f"only must be of {', '.join(DRILLS)}, got {', '.join(unknown)}")
+        raise UserError(f"only must be of {', '.join(DRILLS)}, got {', '.join(unknown)}")
     chosen = arguments.only or list(DRILLS)
     with (
         tempfile.TemporaryDirectory(prefix="drill-") as temporary,

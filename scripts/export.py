@@ -21,8 +21,9 @@ from omegaconf import MISSING
 
 from dkcls.config import ModelConfig, check_weights
 from dkcls.engine import cli
-from dkcls.engine.export import BATCHES, SUFFIXES, export
-from dkcls.engine.network import load_network
+from dkcls.engine.network import load
+from dkcls.errors import UserError
+from dkcls.export import BATCHES, SUFFIXES, export
 
 
 @dataclass
@@ -40,20 +41,15 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     if arguments.format not in SUFFIXES:
-        raise cli.UserError(
-            f"format must be one of {', '.join(SUFFIXES)}, got {arguments.format!r}"
-        )
-    network = load_network(
-        replace(arguments.model, pretrained=arguments.checkpoint or arguments.model.pretrained),
-        arguments.weights,
-    )
+        raise UserError(f"format must be one of {', '.join(SUFFIXES)}, got {arguments.format!r}")
+    network = load(arguments.checkpoint, arguments.model, arguments.weights, task="classification")
     if network.path.endswith(".onnx"):
-        raise cli.UserError(f"{network.path} is exported already")
+        raise UserError(f"{network.path} is exported already")
     if arguments.image_size:
         network = replace(network, input=replace(network.input, image_size=arguments.image_size))
     output = arguments.output or Path(network.path).with_suffix(SUFFIXES[arguments.format])
     if not str(output).endswith(SUFFIXES[arguments.format][-4:]):
-        raise cli.UserError(f"output must end in {SUFFIXES[arguments.format]}, got {output}")
+        raise UserError(f"output must end in {SUFFIXES[arguments.format]}, got {output}")
     difference, rounding = export(network, arguments.format, output)
     print(f"{output}: {output.stat().st_size / 2**20:.2f} MiB")
     batches = ", ".join(map(str, BATCHES))

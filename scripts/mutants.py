@@ -34,7 +34,10 @@ TIMEOUT = 600.0  # seconds for the tests of one fault
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of `old` into `new` in dkcls/`file`, and what a user would get from it."""
+    """A change of `old` into `new` in a file, and what a user would get from it.
+
+    `file` is below dkcls/, or begins with scripts/.
+    """
 
     room: str
     file: str
@@ -49,9 +52,14 @@ class Fault:
     def key(self) -> str:
         return sha256("\0".join((self.file, self.old, self.new)).encode()).hexdigest()[:16]
 
+    @property
+    def path(self) -> Path:
+        """Return the file's path below the project's root."""
+        return Path(self.file) if self.file.startswith("scripts/") else Path("dkcls") / self.file
+
     def plant(self, tree: Path) -> str:
         """Change the file in `tree`; return its old content."""
-        path = tree / "dkcls" / self.file
+        path = tree / self.path
         content = path.read_text()
         if content.count(self.old) != 1:
             sys.exit(
@@ -62,7 +70,7 @@ class Fault:
         return content
 
     def restore(self, tree: Path, content: str) -> None:
-        (tree / "dkcls" / self.file).write_text(content)
+        (tree / self.path).write_text(content)
 
     def test_sets(self, tree: Path, hinted_only: bool) -> Iterator[list[str]]:
         """Yield the named tests that exist in `tree`, then the tests of the fault's room."""
@@ -73,7 +81,7 @@ class Fault:
         ]
         if named:
             yield named
-        folder = "configs" if "/" not in self.file else self.file.split("/")[0]
+        folder = self.file.split("/")[0].removesuffix(".py")
         if (tree / "tests" / folder).is_dir() and not (hinted_only and named):
             yield [f"tests/{folder}"]
 

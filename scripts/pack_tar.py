@@ -19,6 +19,7 @@ from dkcls.data.sets.folder import ImageFolder
 from dkcls.data.sets.tar import pack_split
 from dkcls.data.transforms import EvalTransform
 from dkcls.engine import cli
+from dkcls.errors import UserError
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     splits = arguments.splits or [split for split in SPLITS if (arguments.root / split).is_dir()]
     if not splits:
-        raise cli.UserError(f"{arguments.root} must hold the folders train and val")
+        raise UserError(f"{arguments.root} must hold the folders train and val")
     for split in splits:
         source = ImageFolder(arguments.root, split, EvalTransform(224), 224)
         with tqdm(total=len(source), unit=" images", desc=split, smoothing=0.1) as bar:

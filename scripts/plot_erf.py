@@ -21,10 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from timm.data import resolve_data_config
 from torch import nn
 
-from dkcls.analysis import measures
-from dkcls.analysis.erf import effective_receptive_field
-from dkcls.analysis.erf_plots import mark, show_field
-from dkcls.analysis.style import bare, save
+from dkcls.analysis import erf
 from dkcls.analysis.theoretical import (
     nearest_position,
     position_centres,
@@ -33,7 +30,11 @@ from dkcls.analysis.theoretical import (
 from dkcls.config import ModelConfig
 from dkcls.data import Normalize
 from dkcls.engine import cli
-from dkcls.engine.network import Input, create_network, load_network
+from dkcls.engine.network import create_network, load
+from dkcls.engine.task import Input
+from dkcls.errors import UserError
+from dkcls.report.network_plots import mark, show_field
+from dkcls.report.style import bare, save
 
 
 @dataclass
@@ -49,11 +50,11 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    model, takes = load(arguments)
+    model, takes = network_of(arguments)
     picture = read(arguments.image, takes.channels)
     point = arguments.point or [(picture.width - 1) / 2, (picture.height - 1) / 2]
     if len(point) != 2 or not (0 <= point[0] < picture.width and 0 <= point[1] < picture.height):
-        raise cli.UserError(
+        raise UserError(
             f"point must be [x,y] inside the image of {picture.width} x {picture.height}, "
             f"got {point}"
         )
@@ -71,7 +72,7 @@ def main(arguments: Arguments) -> None:
         centres = position_centres(model, images.shape[1:], arguments.module)
         position = nearest_position(centres, [(p + 0.5) * ratio - 0.5 for p in point])
         options = {"module": arguments.module, "projections": arguments.projections}
-        erf = effective_receptive_field(
+        field = erf.effective_receptive_field(
             model,
             images,
             position,
@@ -79,33 +80,32 @@ def main(arguments: Arguments) -> None:
         )[0]
         reach = theoretical_receptive_field(model, images.shape[1:], position, arguments.module)
     except AssertionError as error:  # timm's word for an image of another size
-        raise cli.UserError(
+        raise UserError(
             f"the network does not take images of {resized.width} x {resized.height}: {error}"
         ) from error
     at = float(centres[1][position[1]]), float(centres[0][position[0]])
-    save(draw(pixels.numpy() / 255, erf.numpy(), at), arguments.output)
+    save(draw(pixels.numpy() / 255, field.numpy(), at), arguments.output)
     print(
         f"{arguments.output}: position {position} looks at ({at[0]:g}, {at[1]:g}) "
         f"of {resized.width} x {resized.height} pixels"
     )
     print(
-        f"radius {measures.radius(erf):.1f} pixels, "
-        f"{measures.area(erf):.0f} pixels above 5 % of the largest value, ",
+        f"radius {erf.radius(field):.1f} pixels, "
+        f"{erf.area(field):.0f} pixels above 5 % of the largest value, ",
         end="",
     )
     print(
-        f"anisotropy {measures.anisotropy(erf):.2f}; "
+        f"anisotropy {erf.anisotropy(field):.2f}; "
         f"theoretical field: {100 * reach.float().mean():.0f} % of the image"
     )
 
 
-def load(arguments: Arguments) -> tuple[nn.Module, Input]:
+def network_of(arguments: Arguments) -> tuple[nn.Module, Input]:
     if (arguments.checkpoint is None) == (arguments.model is None):
-        raise cli.UserError("either checkpoint=FILE or model=NAME is needed")
+        raise UserError("either checkpoint=FILE or model=NAME is needed")
     if arguments.checkpoint or arguments.weights:
-        network = load_network(
-            ModelConfig(name=arguments.model, pretrained=arguments.checkpoint or arguments.weights)
-        )
+        path, model = arguments.checkpoint or arguments.weights, ModelConfig(name=arguments.model)
+        network = load(path, model, task="classification")
         return network.model, network.input
     model = create_network(ModelConfig(name=arguments.model), 1000, 3)
     cfg = resolve_data_config(model=model)
@@ -119,19 +119,19 @@ def read(path: Path, channels: int) -> Image.Image:
     try:
         return Image.open(path).convert("L" if channels == 1 else "RGB")
     except UnidentifiedImageError as error:
-        raise cli.UserError(f"{path} is not an image that can be read") from error
+        raise UserError(f"{path} is not an image that can be read") from error
 
 
-def draw(image: np.ndarray, erf: np.ndarray, point: tuple[float, float]) -> Figure:
+def draw(image: np.ndarray, field: np.ndarray, point: tuple[float, float]) -> Figure:
     """Draw the image, [C, H, W] in 0 to 1, and the field beside it."""
     shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-    height, width = erf.shape
+    height, width = field.shape
     figure = Figure(figsize=(7.2, 3.6 * height / width), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.imshow(shown, cmap="gray", vmin=0, vmax=1)
     mark(left, point)
     bare(left)
-    show_field(right, shown, erf, point)
+    show_field(right, shown, field, point)
     return figure
 
 

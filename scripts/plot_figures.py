@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from omegaconf import MISSING
 from torch import Tensor
 
-from dkcls.analysis import measures
+from dkcls.analysis import erf
 from dkcls.analysis.dynamics import (
     Explained,
     beside,
@@ -32,19 +32,26 @@ from dkcls.analysis.dynamics import (
     embed,
     explain,
     explain_control,
+    moves,
+    read_scopes,
 )
-from dkcls.analysis.dynamics_plots import Cloud, clouds, taps_over_images
-from dkcls.analysis.erf_plots import FieldRow, field_table, radius_over_scale
 from dkcls.analysis.probes import Probe, first_of_classes, middle, place, probe_fields, turned_back
-from dkcls.analysis.style import NAMES, layer_label, save
-from dkcls.analysis.tables import markdown_table
-from dkcls.analysis.taps import moves, read_scopes
-from dkcls.config import ModelConfig
-from dkcls.data import Normalize
+from dkcls.data import Normalize, create_dataset
 from dkcls.data.sets.deformed_fashion import CLASS_NAMES, DeformedFashion
 from dkcls.engine import cli
-from dkcls.engine.build import build_dataset
-from dkcls.engine.network import Network, load_network
+from dkcls.engine.network import Network, load
+from dkcls.errors import UserError
+from dkcls.layers import LAYERS
+from dkcls.report.network_plots import (
+    Cloud,
+    FieldRow,
+    clouds,
+    field_table,
+    radius_over_scale,
+    taps_over_images,
+)
+from dkcls.report.style import save
+from dkcls.report.tables import markdown_table
 
 SIZES = {"small": 0.42, "medium": 0.7, "large": 1.05}
 SHOWN = {"small": "Ankle boot", "medium": "Bag", "large": "Ankle boot"}
@@ -104,8 +111,8 @@ def main(arguments: Arguments) -> None:
         "dynamics": dynamics,
     }
     if arguments.figure not in ("all", *figures):
-        raise cli.UserError(f"figure must be all, {', '.join(figures)}, got {arguments.figure!r}")
-    study = load(arguments.checkpoint, arguments.images)
+        raise UserError(f"figure must be all, {', '.join(figures)}, got {arguments.figure!r}")
+    study = load_study(arguments.checkpoint, arguments.images)
     for name in figures if arguments.figure == "all" else [arguments.figure]:
         figure, rows = figures[name](study)
         print(
@@ -114,27 +121,27 @@ def main(arguments: Arguments) -> None:
         )
 
 
-def load(paths: Sequence[str], images: int) -> Study:
+def load_study(paths: Sequence[str], images: int) -> Study:
     networks: dict[str, Network] = {}
     for path in paths:
-        network = load_network(ModelConfig(name=None, pretrained=path))
-        spatial = network.run.model.spatial or "rigid"
+        network = load(path, task="classification")
+        spatial = network.config.model.spatial or "rigid"
         if spatial in networks:
-            raise cli.UserError(
-                f"{path} and {networks[spatial].path} are both {layer_label(spatial)}; "
+            raise UserError(
+                f"{path} and {networks[spatial].path} are both {LAYERS.label(spatial)}; "
                 "give one of them"
             )
         networks[spatial] = network
         network.model.eval()
     if not networks:
-        raise cli.UserError("checkpoint=[a,b] must name one checkpoint at least")
-    dataset = build_dataset(network.run.data, "test", network.run.seed)
+        raise UserError("checkpoint=[a,b] must name one checkpoint at least")
+    dataset = create_dataset(network.config.data, "test", network.config.seed)
     if not isinstance(dataset, DeformedFashion):
-        raise cli.UserError(
+        raise UserError(
             f"the figures need networks that were trained on deformed_fashion, "
-            f"got {network.run.data.name}"
+            f"got {network.config.data.name}"
         )
-    ordered = {name: networks[name] for name in (*NAMES, *networks) if name in networks}
+    ordered = {name: networks[name] for name in (*LAYERS, *networks) if name in networks}
     return Study(ordered, dataset, np.arange(min(images, len(dataset))))
 
 
@@ -160,12 +167,12 @@ def fields_of_probes(study: Study, probes: dict[str, tuple[Probe, Probe]]) -> tu
     drawn, table = [], []
     for title, (shown, many) in probes.items():
         fields = {
-            layer_label(n): probe_fields(network.model, study.dataset, shown)[0]
+            LAYERS.label(n): probe_fields(network.model, study.dataset, shown)[0]
             for n, network in study.compared().items()
         }
         notes = {
-            name: f"radius {measures.radius(field):.1f}, "
-            f"{100 * measures.share_inside(field, shown.masks[0]):.0f} % inside"
+            name: f"radius {erf.radius(field):.1f}, "
+            f"{100 * erf.share_inside(field, shown.masks[0]):.0f} % inside"
             for name, field in fields.items()
         }
         image, mask = shown.images[0, 0].numpy() / 255, shown.masks[0].numpy()
@@ -176,21 +183,21 @@ def fields_of_probes(study: Study, probes: dict[str, tuple[Probe, Probe]]) -> tu
         )
         for name, network in study.compared().items():
             table.append(
-                {"object": title, "network": layer_label(name), **numbers(study, network, many)}
+                {"object": title, "network": LAYERS.label(name), **numbers(study, network, many)}
             )
     return field_table(drawn, shown.look.point), table
 
 
 def numbers(study: Study, network: Network, probe: Probe) -> dict[str, float]:
     fields = probe_fields(network.model, study.dataset, probe, projections=16)
-    inside = measures.share_inside(fields, probe.masks)
+    inside = erf.share_inside(fields, probe.masks)
     values = {
-        "radius": measures.radius(fields),
-        "area above 5 %": measures.area(fields),
-        "anisotropy": measures.anisotropy(fields),
+        "radius": erf.radius(fields),
+        "area above 5 %": erf.area(fields),
+        "anisotropy": erf.anisotropy(fields),
         "share inside": inside,
         "over the object's share of the area": inside / probe.masks.float().mean((1, 2)),
-        "overlap": measures.overlap(fields, probe.masks),
+        "overlap": erf.overlap(fields, probe.masks),
     }
     return {name: float(value.mean()) for name, value in values.items()}
 
@@ -214,10 +221,8 @@ def deformations(study: Study) -> tuple[Figure, Rows]:
         square = turned_back(still, point, 0)
         rows.append(
             {
-                "network": layer_label(name),
-                "radius, scaled over as is": float(
-                    (measures.radius(scaled) / measures.radius(still)).mean()
-                ),
+                "network": LAYERS.label(name),
+                "radius, scaled over as is": float((erf.radius(scaled) / erf.radius(still)).mean()),
                 "similarity to the turned object's ERF": cosine(
                     square, turned_back(turned, point, 0)
                 ),
@@ -234,7 +239,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def taps(study: Study) -> tuple[Figure, Rows]:
     name = next((name for name in ("local_dk", "dcn_local_dk") if name in study.networks), None)
     if name is None:
-        raise cli.UserError("the figure taps needs a checkpoint with local deformable kernels")
+        raise UserError("the figure taps needs a checkpoint with local deformable kernels")
     boot = first_of_classes(study.dataset, [CLASS_NAMES.index("Ankle boot")])
     pair = {size: study.place(boot, SIZES[size], 20.0).images for size in ("small", "large")}
     model = study.networks[name].model
@@ -243,7 +248,7 @@ def taps(study: Study) -> tuple[Figure, Rows]:
         model, study.normalized(study.dataset.load(study.indices[:200]).batch.images)
     )
     # The last layer of each resolution.
-    by_size = {scope.places.shape[-1]: scope for scope in shown}
+    by_size = {scope.coordinates.shape[-1]: scope for scope in shown}
     images = {f"a {size} object": image[0, 0].numpy() / 255 for size, image in pair.items()}
     return taps_over_images(images, list(by_size.values()), many), [
         {"layer": scope.name} | moves(scope) for scope in many
@@ -258,17 +263,17 @@ def radius(study: Study) -> tuple[Figure, Rows]:
     for depth in DEPTHS:
         probe = study.place(study.indices, factors.scale, factors.rotation, depth)
         for name, network in study.networks.items():
-            values = measures.radius(
+            values = erf.radius(
                 probe_fields(network.model, study.dataset, probe, projections=16)
             ).numpy()
             r = float(np.corrcoef(np.log(factors.scale), values)[0, 1])
-            radii.setdefault(depth, {})[layer_label(name)] = values
-            correlations.setdefault(depth, {})[layer_label(name)] = r
+            radii.setdefault(depth, {})[LAYERS.label(name)] = values
+            correlations.setdefault(depth, {})[LAYERS.label(name)] = r
             slope = float(np.polyfit(np.log2(factors.scale), values, 1)[0])
             rows.append(
                 {
                     "depth": depth,
-                    "network": layer_label(name),
+                    "network": LAYERS.label(name),
                     "mean radius": float(values.mean()),
                     "correlation with log scale": r,
                     "pixels per doubling": slope,
@@ -294,7 +299,7 @@ def dynamics(study: Study) -> tuple[Figure, Rows]:
             )
             layer, _, kind = generator.rpartition(".")
             about = {
-                "network": layer_label(name),
+                "network": LAYERS.label(name),
                 "layer": layers.index(layer) + 1,
                 "what": KINDS[kind],
             }
@@ -302,14 +307,14 @@ def dynamics(study: Study) -> tuple[Figure, Rows]:
         if name in WORDS:  # the last layer's
             panels += [
                 panel(
-                    f"{layer_label(name)}: {said.values.shape[1]} {WORDS[name]}", said.values, own
+                    f"{LAYERS.label(name)}: {said.values.shape[1]} {WORDS[name]}", said.values, own
                 )
             ]
             panels += [
                 panel("its control", said.control(0), explain(said.control(0), classes, scales))
             ]
     if not panels:
-        raise cli.UserError(
+        raise UserError(
             "the figure dynamics needs a checkpoint with local deformable kernels or CondConv"
         )
     return clouds(panels, classes, scales, CLASS_NAMES), rows

@@ -14,16 +14,16 @@ import io
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
 
 from dkcls.config import ModelConfig, check_device, check_precision, check_weights
 from dkcls.engine import cli, distributed
-from dkcls.engine.network import load_network
-from dkcls.tasks.eval_report import write
-from dkcls.tasks.predict import Prediction, Predictor, find_images
+from dkcls.engine.network import load
+from dkcls.files import write_output
+from dkcls.tasks.classification.predict import Prediction, Predictor, find_images
 
 
 @dataclass
@@ -92,16 +92,17 @@ def main(arguments: Arguments) -> int:
     if places == [None]:  # what "-" is in YAML
         places = [line.rstrip("\n") for line in sys.stdin if line.strip()]
     paths = find_images([str(place) for place in places])
-    pretrained = arguments.checkpoint or arguments.model.pretrained
     with distributed.start(arguments.device, timeout=600) as world:
-        network = load_network(replace(arguments.model, pretrained=pretrained), arguments.weights)
+        network = load(
+            arguments.checkpoint, arguments.model, arguments.weights, task="classification"
+        )
         options = {
             name: getattr(arguments, name) for name in ("top", "batch_size", "workers", "precision")
         }
         predictor = Predictor(network, world.device, **options)
         text = FORMATS[arguments.format](predictor(paths))
     if arguments.output:
-        write(arguments.output, text.encode())
+        write_output(arguments.output, text.encode())
     else:
         print(text, end="")
     return 1 if predictor.bad else 0

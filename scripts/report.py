@@ -18,27 +18,27 @@ from typing import Any
 from omegaconf import MISSING
 
 from dkcls import __version__
-from dkcls.analysis.plots import plot_sweep
-from dkcls.analysis.report import Section, chart, facts, folded, page, paragraph, table
-from dkcls.analysis.report_sections import Subject, curves_section, dynamics_section, fields_section
-from dkcls.analysis.style import layer_label
-from dkcls.config import ModelConfig
+from dkcls.data import create_dataset
 from dkcls.engine import cli
-from dkcls.engine.build import build_dataset
-from dkcls.engine.checkpoint import write_atomically
-from dkcls.engine.network import load_network
-from dkcls.engine.runs import (
+from dkcls.engine.network import load
+from dkcls.errors import UserError
+from dkcls.files import write_atomically
+from dkcls.layers import LAYERS
+from dkcls.report.page import Section, chart, folded, highlights, page, paragraph, table
+from dkcls.report.plots import plot_sweep
+from dkcls.report.runs import (
     SCOPE,
-    WITHOUT_SCOPE,
     Group,
     find_runs,
     group_runs,
+    has_scope,
     over_scopes,
     summarize,
 )
+from dkcls.report.sections import Subject, curves_section, dynamics_section, fields_section
 
 MOST = 6  # settings whose networks are looked into
-FIGURES = {"top1": "top-1, %", "top5": "top-5, %", "loss": "loss"}
+METRICS = {"top1": "top-1, %", "top5": "top-5, %", "loss": "loss"}
 RESULTS = (
     "On validation images: the share that the network names right (top-1), the share for which "
     "the right name is among\n"
@@ -88,22 +88,16 @@ def mean_top1(group: Group) -> float:
 
 
 def label(group: Group, *without: str) -> str:
-    """Return the operator's usual name and the group's other settings, without some keys."""
+    """Return the operator's label and the group's other settings, without some keys."""
     if not group.settings:
         return group.runs[0].path.name
     spatial = group.runs[0].config["model.spatial"]
-    hidden = {"model.spatial", *without, *([SCOPE] if spatial in WITHOUT_SCOPE else [])}
-    shown = {
-        key: value
-        for key, value in group.settings.items()
-        if value is not None and key not in hidden
-    }
-    return ", ".join(
-        [
-            layer_label(spatial or "rigid"),
-            *(f"{key.split('.')[-1]} {value}" for key, value in shown.items()),
-        ]
-    )
+    hidden = {"model.spatial", *without, *([] if has_scope(spatial) else [SCOPE])}
+    words = [LAYERS.label(spatial or "rigid")]
+    for key, value in group.settings.items():
+        if value is not None and key not in hidden:
+            words.append(f"{key.split('.')[-1]} {value}")
+    return ", ".join(words)
 
 
 def title(groups: Sequence[Group]) -> str:
@@ -133,7 +127,7 @@ def results(groups: Sequence[Group], best: Group) -> Section:
     rows = []
     for group, summary in zip(groups, summarize(groups), strict=True):
         row: dict[str, Any] = {"setting": label(group), "runs": str(len(group.runs))}
-        for name, words in FIGURES.items():
+        for name, words in METRICS.items():
             if name in summary:
                 spread = summary.get(f"{name}_std")
                 row[words] = f"{summary[name]:.2f}" + (
@@ -148,7 +142,7 @@ def results(groups: Sequence[Group], best: Group) -> Section:
         )
     if len(rows) == 1:
         del rows[0]["setting"]
-        return Section("Result", paragraph(RESULTS) + facts(rows[0]))
+        return Section("Result", paragraph(RESULTS) + highlights(rows[0]))
     return Section(
         "Results",
         paragraph(f"{RESULTS} {SPREAD}")
@@ -181,12 +175,12 @@ def networks(groups: Sequence[Group]) -> list[Section | None]:
     try:
         for group in groups:
             run = group.runs[0]
-            network = load_network(ModelConfig(name=None, pretrained=str(run.path / "best.pt")))
-            dataset = build_dataset(network.run.data, "val", network.run.seed)
+            network = load(str(run.path / "best.pt"), task="classification")
+            dataset = create_dataset(network.config.data, "val", network.config.seed)
             subjects.append(
                 Subject(label(group), network.model.eval(), dataset, run.path / "metrics.jsonl")
             )
-    except cli.UserError as error:
+    except UserError as error:
         return [Section("The networks", paragraph(f"They could not be looked into: {error}."))]
     return [curves_section(subjects), fields_section(subjects), dynamics_section(subjects)]
 

@@ -21,26 +21,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from dkcls.analysis.paired import compare
-from dkcls.analysis.plots import plot_factors, plot_gains, plot_sweep
-from dkcls.classification import Classification
-from dkcls.config import DataConfig, ModelConfig
-from dkcls.data.sets.deformed_fashion import DeformedFashion
-from dkcls.engine import cli
-from dkcls.engine.build import build_dataset
-from dkcls.engine.checkpoint import write_atomically
-from dkcls.engine.network import load_network
-from dkcls.models.zoo import PAPER
-from dkcls.tasks.parallel import train_all
-from dkcls.tasks.study import (
+from study import (
     Measured,
     Row,
     check_known,
     jobs,
     mean_and_spread,
     measured,
+    train_all,
     write_table,
 )
+
+from dkcls.config import DataConfig
+from dkcls.data import create_dataset
+from dkcls.data.sets.deformed_fashion import DeformedFashion
+from dkcls.engine import cli
+from dkcls.engine.network import load
+from dkcls.errors import UserError
+from dkcls.files import write_atomically
+from dkcls.models import PAPER
+from dkcls.report.plots import plot_factors, plot_gains, plot_sweep
+from dkcls.report.tables import compare
+from dkcls.tasks.classification import Classification
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Edges go beyond the 0.4 to 1.1 and the 60 degrees of training: of the bins of scale, four are
@@ -267,20 +269,20 @@ def test_once(run: Path, cpu_seconds: float | None) -> None:
     file = run / "test.json"
     if file.exists():
         return
-    network = load_network(ModelConfig(pretrained=str(run / "last.pt")))
-    model, data = network.model, network.run.data
-    figures: dict[str, Any] = {"cpu_seconds": cpu_seconds, "test": 100 * hits(model, data).mean()}
+    network = load(str(run / "last.pt"), task="classification")
+    model, data = network.model, network.config.data
+    metrics: dict[str, Any] = {"cpu_seconds": cpu_seconds, "test": 100 * hits(model, data).mean()}
     wide = replace(data, object_scale=[float(SCALES[0]), float(SCALES[-1])])
     turned = replace(data, object_rotation=[-180.0, 180.0])
-    figures["by_scale"] = by_factor(model, wide, "scale", SCALES)
-    figures["by_rotation"] = by_factor(model, turned, "rotation", ROTATIONS)
-    write_atomically(file, json.dumps(figures).encode())
+    metrics["by_scale"] = by_factor(model, wide, "scale", SCALES)
+    metrics["by_rotation"] = by_factor(model, turned, "rotation", ROTATIONS)
+    write_atomically(file, json.dumps(metrics).encode())
 
 
 @torch.inference_mode()
 def hits(model: torch.nn.Module, data: DataConfig) -> np.ndarray:
     """Return for each test image whether the network is right."""
-    dataset = build_dataset(data, "test", 0)
+    dataset = create_dataset(data, "test")
     task = Classification(dataset.mean, dataset.std, dataset.num_classes, torch.device("cpu"))
     right = []
     model.eval()
@@ -294,7 +296,7 @@ def by_factor(
     model: torch.nn.Module, data: DataConfig, factor: str, edges: np.ndarray
 ) -> list[float]:
     """Return the percentage of right images in each bin of the factor's size."""
-    dataset = build_dataset(data, "test", 0)
+    dataset = create_dataset(data, "test")
     assert isinstance(dataset, DeformedFashion)
     values = np.abs(getattr(dataset.factors(np.arange(len(dataset))), factor))
     bins, right = np.clip(np.digitize(values, edges) - 1, 0, len(edges) - 2), hits(model, data)
@@ -309,7 +311,7 @@ def report(arguments: Arguments) -> None:
     if "rigid" not in networks:
         if tuning:
             return
-        raise cli.UserError(f"there is no finished run of the rigid network in {arguments.out}")
+        raise UserError(f"there is no finished run of the rigid network in {arguments.out}")
     for study, rows in (("main", MAIN), ("ablation", ABLATION)):
         shown = [networks[r.name] for r in rows if r.name in networks]
         if shown:
@@ -361,18 +363,18 @@ def report(arguments: Arguments) -> None:
         baselines=baselines,
         logarithmic=True,
     )
-    for figure, edges, trained, words in (
+    for metric, edges, trained, words in (
         ("by_scale", SCALES, (0.4, 1.1), "scale of the object"),
         ("by_rotation", ROTATIONS, (0.0, 60.0), "rotation of the object, degrees"),
     ):
-        curves = {networks[n].row.label: networks[n].of(figure) for n in CURVES if n in networks}
+        curves = {networks[n].row.label: networks[n].of(metric) for n in CURVES if n in networks}
         plot_factors(
             edges,
             curves,
             trained,
-            folder / f"{figure}.png",
+            folder / f"{metric}.png",
             xlabel=words,
-            logarithmic=figure == "by_scale",
+            logarithmic=metric == "by_scale",
         )
     print(f"tables and plots are in {folder}")
 
@@ -392,8 +394,8 @@ def table_row(network: Measured, rigid: Measured) -> dict[str, Any]:
     values |= {"parameters": some["parameters"], "M multiply-adds": some["macs"] / 1e6}
     times = [n.values("cpu_seconds") for n in (network, rigid)]
     values["CPU time of rigid's"] = fmean(times[0]) / fmean(times[1]) if all(times) else None
-    for name, figure in (("val top-1", "top1"), ("test top-1", "test")):
-        values |= mean_and_spread(name, network.values(figure))
+    for name, metric in (("val top-1", "top1"), ("test top-1", "test")):
+        values |= mean_and_spread(name, network.values(metric))
     values["test, over rigid"] = (
         "" if network is rigid else str(compare(network.of("test"), rigid.of("test")))
     )
@@ -414,8 +416,8 @@ def outside_row(network: Measured, rigid: Measured) -> dict[str, Any]:
     Gains are in points: mean and standard error over the seeds.
     """
     values: dict[str, Any] = {"network": network.row.label, "seeds": len(network.results)}
-    for words, figure, bins in RANGES:
-        own, base = network.of(figure), rigid.of(figure)
+    for words, metric, bins in RANGES:
+        own, base = network.of(metric), rigid.of(metric)
         gains = [np.mean(np.subtract(own[seed], base[seed])[bins]) for seed in own if seed in base]
         error = np.std(gains, ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
         values[words] = "" if network is rigid else f"{np.mean(gains):+.1f} ± {error:.1f}"

@@ -19,23 +19,25 @@ from typing import Any
 
 import torch
 
-from dkcls.analysis.paired import compare
-from dkcls.config import EvalConfig
-from dkcls.engine import cli
-from dkcls.engine.checkpoint import write_atomically
-from dkcls.engine.distributed import World
-from dkcls.models.zoo import PAPER_DETECTION
-from dkcls.tasks import evaluate_checkpoint
-from dkcls.tasks.parallel import train_all
-from dkcls.tasks.study import (
+from study import (
     Measured,
     Row,
     check_known,
     jobs,
     mean_and_spread,
     measured,
+    train_all,
     write_table,
 )
+
+from dkcls.config import EvalConfig
+from dkcls.engine import cli
+from dkcls.engine.distributed import World
+from dkcls.engine.evaluate import evaluate
+from dkcls.errors import UserError
+from dkcls.files import write_atomically
+from dkcls.models.zoo import PAPER_DETECTION
+from dkcls.report.tables import compare
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NETWORKS = {  # label, overrides, how its name ends in the paper's tables
@@ -51,7 +53,7 @@ CLASSIFIERS = {  # for tuning: runs of scripts/reproduce.py
     "dcn": "tune_dcn_gain0.03_times0.003",
 }
 SEEDS = {"tuning": [100], "main": [0, 1, 2, 3, 4]}
-FIGURES = {
+METRICS = {
     "map": "AP",
     "ap50": "AP50",
     "ap75": "AP75",
@@ -94,7 +96,7 @@ def main(arguments: Arguments) -> None:
     tuned = measured(arguments.out, studies["tuning"], "result.json")
     found = measured(arguments.out, studies["main"], "result.json", "test.json")
     if not tuned and not found:
-        raise cli.UserError(f"there is no finished run in {arguments.out}")
+        raise UserError(f"there is no finished run in {arguments.out}")
     if tuned:
         write_table(arguments.out / "report/tuning", [tuning_row(each) for each in tuned.values()])
     if found:
@@ -140,13 +142,9 @@ def test_once(run: Path, cpu_seconds: float | None) -> None:
     file = run / "test.json"
     if not file.exists():
         config = EvalConfig(split="test", batch_size=20)
-        figures = evaluate_checkpoint(str(run / "last.pt"), config, [], World(torch.device("cpu")))
-        write_atomically(
-            file,
-            json.dumps(
-                {"cpu_seconds": cpu_seconds, **{f"test_{k}": figures[k] for k in FIGURES}}
-            ).encode(),
-        )
+        metrics = evaluate(str(run / "last.pt"), config, World(torch.device("cpu")))
+        values = {"cpu_seconds": cpu_seconds, **{f"test_{k}": metrics[k] for k in METRICS}}
+        write_atomically(file, json.dumps(values).encode())
 
 
 def tuning_row(each: Measured) -> dict[str, Any]:
@@ -165,8 +163,8 @@ def table_row(each: Measured, found: dict[str, Measured]) -> dict[str, Any]:
     times = [n.values("cpu_seconds") for n in (each, found.get("rigid_scratch", each))]
     values["CPU time of rigid's"] = fmean(times[0]) / fmean(times[1]) if all(times) else None
     values |= mean_and_spread("val AP", each.values("map"))
-    for figure, words in FIGURES.items():
-        values |= mean_and_spread(f"test {words}", each.values(f"test_{figure}"))
+    for metric, words in METRICS.items():
+        values |= mean_and_spread(f"test {words}", each.values(f"test_{metric}"))
     for words, base in (
         ("paper: R50-DW", "resnet50_dw"),
         ("paper: MobileNet-V2", "mobilenetv2_100"),
@@ -187,9 +185,9 @@ def answers(found: dict[str, Measured]) -> Iterator[dict[str, Any]]:
     for a, b in pairs:
         if a in found and b in found:
             row: dict[str, Any] = {"difference": f"{found[a].row.label} - {found[b].row.label}"}
-            for figure in ("map", "ap_small", "ap_medium", "ap_large"):
-                result = compare(found[a].of(f"test_{figure}"), found[b].of(f"test_{figure}"))
-                row[f"test {FIGURES[figure]}, points"] = str(result)
+            for metric in ("map", "ap_small", "ap_medium", "ap_large"):
+                result = compare(found[a].of(f"test_{metric}"), found[b].of(f"test_{metric}"))
+                row[f"test {METRICS[metric]}, points"] = str(result)
             yield row
 
 

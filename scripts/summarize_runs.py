@@ -15,11 +15,11 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from dkcls.analysis.plots import plot_sweep
-from dkcls.analysis.tables import csv_table, markdown_table
 from dkcls.engine import cli
-from dkcls.engine.checkpoint import write_atomically
-from dkcls.engine.runs import SCOPE, find_runs, group_runs, over_scopes, summarize
+from dkcls.files import write_atomically
+from dkcls.report.plots import plot_sweep
+from dkcls.report.runs import SCOPE, find_runs, group_runs, over_scopes, summarize
+from dkcls.report.tables import csv_table, markdown_table
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 
 from PIL import Image
 
+from dkcls.config import DataConfig
 from dkcls.data import create_dataset
 
 from .lab import (
@@ -107,7 +108,7 @@ def make_folder(root: Path) -> list[Path]:
     """Write image files of the embedded set, and return those of the training split."""
     for split, count in (("train", TRAIN), ("val", VAL)):
         images, targets, _ = (
-            create_dataset("deformed_fashion", split=split)
+            create_dataset(DataConfig(name="deformed_fashion"), split)
             .load(range(count))  # type: ignore[arg-type]
             .batch
         )

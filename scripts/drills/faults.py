@@ -28,10 +28,11 @@ def run(arguments: list[str], fault: str = "") -> None:
 
 
 def kill_in_save(number: str, moment: str, share: str) -> None:
+    from dkcls import files
     from dkcls.engine import checkpoint
 
     write_atomically, save, link, prune = (
-        checkpoint.write_atomically,
+        files.write_atomically,
         checkpoint.Checkpoints.save,
         checkpoint.Checkpoints._link,
         checkpoint.Checkpoints._prune,
@@ -65,7 +66,7 @@ def kill_in_save(number: str, moment: str, share: str) -> None:
         this_one = options["best"] if number == "best" else saves == int(number)
         return save(self, state, **options)
 
-    setattr(checkpoint, "write_atomically", dying_write)  # noqa: B010
+    setattr(files, "write_atomically", dying_write)  # noqa: B010
     for name, method in (("save", counting_save), ("_link", dying_link), ("_prune", dying_prune)):
         setattr(checkpoint.Checkpoints, name, method)
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from dkcls.engine.checkpoint import BadCheckpoint, Checkpoints, hash_path, read
-from dkcls.engine.errors import UserError
-from dkcls.engine.weights import read_weights
+from dkcls.engine.checkpoint import Checkpoints, read
+from dkcls.engine.network import read_weights
+from dkcls.errors import UserError
+from dkcls.files import DamagedFile, hash_path
 
 from .lab import (
     BOARD,
@@ -50,8 +51,8 @@ def stopped_run(lab: Lab, *overrides: str) -> Path:
 def flip(path: Path, random: Random, first: int = 0, last: int | None = None) -> None:
     """Flip a random bit of the file, in the bytes from `first` to `last`."""
     data = bytearray(path.read_bytes())
-    place = random.choice(range(len(data))[first:last])
-    data[place] ^= 1 << random.randrange(8)
+    at = random.choice(range(len(data))[first:last])
+    data[at] ^= 1 << random.randrange(8)
     path.write_bytes(data)
 
 
@@ -102,7 +103,7 @@ def _flip_everywhere(lab: Lab, row: Row, source: Path) -> None:
         try:
             read(path)
             row.check(["a flipped bit was not seen"], f"number {number}")
-        except BadCheckpoint:
+        except DamagedFile:
             row.check([])
 
 
@@ -155,7 +156,7 @@ def malice(lab: Lab) -> Row:
             try:
                 load(path)
                 check(["it was loaded"], f"{name} of {path.name}")
-            except (BadCheckpoint, UserError):
+            except (DamagedFile, UserError):
                 check([], f"{name} of {path.name}")
     source, expected = stopped_run(lab), lab.expected(*SHORT)
     with copied(source, lab.folder / "resumed") as folder:

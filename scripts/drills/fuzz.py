@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from dkcls import tasks
 from dkcls.config import Config, valid_keys
+from dkcls.engine import run
 
 from .lab import ROOT, Lab, Row, fork_server
 
@@ -98,12 +98,12 @@ def attempt(words: list[str]) -> list[str]:
     """Return what is wrong with how train.py takes this command line."""
     taken: list[Any] = []
     said = io.StringIO()
-    argv, train, sys.argv = sys.argv, tasks.train, [str(ROOT / "train.py"), *words]
+    argv, train, sys.argv = sys.argv, run.train, [str(ROOT / "train.py"), *words]
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(SECONDS)
     code: Any = 0
     try:
-        setattr(tasks, "train", taken.append)  # noqa: B010
+        setattr(run, "train", taken.append)  # noqa: B010
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as exit:
@@ -113,7 +113,7 @@ def attempt(words: list[str]) -> list[str]:
     finally:
         signal.alarm(0)
         sys.argv = argv
-        setattr(tasks, "train", train)  # noqa: B010
+        setattr(run, "train", train)  # noqa: B010
     text = "".join(
         line
         for line in said.getvalue().splitlines(keepends=True)

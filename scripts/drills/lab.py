@@ -172,8 +172,11 @@ def fork_server() -> Any:
     """Return a context whose processes are forked from one with train.py's imports done."""
     context = multiprocessing.get_context("forkserver")
     modules = [
-        "dkcls.tasks",
-        "dkcls.analysis.curves",
+        "dkcls.engine.run",
+        "dkcls.tasks.classification",
+        "dkcls.data.sets.deformed_fashion",
+        "dkcls.data.sets.folder",
+        "dkcls.report.plots",
         "dkcls.ops.deform_kernel.cpu.kernels",
         "hydra",
     ]

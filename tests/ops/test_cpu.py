@@ -15,6 +15,7 @@ import torch
 import dkcls
 from dkcls.ops import deform_kernel2d
 from dkcls.ops.deform_kernel import cpu
+from dkcls.ops.deform_kernel.backend import Call
 from tests.ops.cases import CASES, Case, assert_matches_reference, make_tensors, relaid, run
 
 pytestmark = pytest.mark.xdist_group("test_cpu")  # one worker compiles what is tested here alone
@@ -67,7 +68,9 @@ def test_blocks_are_more_than_one():
         x, weight, kernel_offset, _ = make_tensors(case)
         geometry = cpu.Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1.0, 1.0), "")
         shape = weight.shape if kernel_offset is not None else (1, *weight.shape)
-        assert cpu._describe(x.shape, shape, kernel_offset is not None, geometry).split.blocks > 1
+        assert (
+            cpu._plan_shapes(x.shape, shape, kernel_offset is not None, geometry).split.blocks > 1
+        )
 
 
 # Computed in float32, so that what is lost is the rounding of the incoming gradient and of each
@@ -180,7 +183,7 @@ def test_extra_memory_is_half_an_input_and_two_copies_of_the_weight_at_most(
     monkeypatch.setattr(
         cpu, "_empty", lambda *shape: allocated.append(torch.empty(shape)) or allocated[-1]
     )
-    cpu.backward(x, x, weight, offset, None, geometry, [True] * 4)
+    cpu.backward(x, Call(x, weight, offset, None, geometry), [True] * 4)
     extra = sum(t.numel() for t in allocated) - offset.numel() - weight.numel()
     assert extra <= x.numel() / 2 + 2 * weight.numel()  # it and its gradient, channels last
 
@@ -319,7 +322,7 @@ def test_compiling_is_announced_and_cached_until_a_source_changes(tmp_path):
 
     assert announcements() == 1
     assert announcements() == 0
-    with (package / "ops/deform_kernel/numba_vector.py").open("a") as source:
+    with (package / "ops/deform_kernel/cpu/vector.py").open("a") as source:
         source.write("# changed\n")
     assert announcements() == 1
 

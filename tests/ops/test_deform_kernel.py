@@ -572,7 +572,7 @@ def test_bad_arguments_are_named(tensors, options, message):
 def test_the_kernels_that_run_are_named_once(
     case, dtype, backend, kernels, caplog, monkeypatch, triton_device
 ):
-    monkeypatch.setattr(library, "_announced", set())
+    monkeypatch.setattr("dkcls.ops.deform_kernel.backend._announced", set())
     tensors = make_tensors(case, dtype, triton_device if backend == "triton" else "cpu")
     with caplog.at_level("INFO", logger="dkcls"):
         for _ in range(2):
