@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Things of one kind by name, in the order in which they were registered.
+    """Things of one kind by name: in the order in which they were registered, or, where they come
+    from modules that are imported on demand, in alphabetical order.
 
     Args:
         kind: the word for one of them in messages.
@@ -55,7 +56,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         self._import_all()
-        return iter(self._things)
+        return iter(self._things if self.package is None else sorted(self._things))
 
     def __len__(self) -> int:
         self._import_all()

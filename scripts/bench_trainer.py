@@ -23,6 +23,7 @@ from dkcls.config import Config, register, to_config
 from dkcls.engine import distributed
 from dkcls.engine.run import build_trainer
 from dkcls.engine.trainer import Trainer
+from dkcls.tasks.classification import Classification
 
 
 def bare_loop(
@@ -73,6 +74,7 @@ def main() -> int:
         config = to_config(compose("train", arguments.overrides))
     with distributed.start(config.train.device, config.train.timeout) as world:
         trainer, bare = build(config, world), build(config, world)
+        assert isinstance(bare.task, Classification)
         batches = list(itertools.islice(trainer.train_loader, 8))
         layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
         ready = [

@@ -1,7 +1,7 @@
 """Print the test folders for uncommitted changes, or for the last commit if there are none.
 
-A change below dkcls/ROOM/, or of dkcls/ROOM.py, is tested in tests/ROOM/, if there is such a folder;
-anything else by the tests of imports and configs.
+A change below dkcls/ROOM/, or of dkcls/ROOM.py, is tested in tests/ROOM/ if there is such a
+folder; anything else by the tests of imports and configs.
 """
 
 import argparse

@@ -10,19 +10,16 @@ the share is how much of the roof the issue slots allow.
 
 import argparse
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import triton
 from tqdm import tqdm
 
-from dkcls.ops.sample_kernel import triton
 from dkcls.ops.deform_kernel.triton import dot, gather
-from dkcls.ops.inspect import count_instructions
-from dkcls.ops.inspect import TARGETS, compile_spec, resources
+from dkcls.ops.inspect import TARGETS, WORKLOADS, compile_spec, count_instructions, resources
+from dkcls.ops.sample_kernel.triton import shipped as shipped_samplers
 from dkcls.ops.triton_launch import KernelSpec
-from dkcls.ops.inspect import WORKLOADS
 
 MMA = ("HMMA", "HGMMA", "UTCHMMA", "QGMMA")
 
@@ -52,30 +49,25 @@ DEVICES = {
 
 def kernel_rows(arch: str) -> Iterator[str]:
     specs = [
-        *triton_dot_host.shipped(arch),
-        *triton_gather.shipped(arch),
-        *sample_kernel_triton.shipped(),
+        *dot.shipped(arch),
+        *gather.shipped(arch),
+        *shipped_samplers(),
     ]
     for spec in tqdm(specs, desc=arch, unit="kernel"):
         yield kernel_row(arch, spec)
 
 
 def kernel_row(arch: str, spec: KernelSpec) -> str:
-    compiled = compile_spec(spec, TARGETS[arch])
-    if not arch.startswith("sm_"):
-        text = compiled.asm["amdgcn"]
-        registers, spilled = (
-            re.findall(rf"\.{key}:\s+(\d+)", text)[0] for key in ("vgpr_count", "vgpr_spill_count")
-        )
-        return (
-            f"| {spec.name} | {arch} | {spec.num_warps} | {registers} | {spilled} "
-            f"| {compiled.metadata.shared} | - | - | - |"
-        )
+    compiled = compile_spec(spec, arch)
     used = resources(compiled)
-    counts = count_instructions(compiled, spec)
-    return (
+    row = (
         f"| {spec.name} | {arch} | {spec.num_warps} "
-        f"| {used.registers} | {used.stack} | {used.shared} "
+        f"| {used.registers} | {used.spilled} | {used.shared} "
+    )
+    if not arch.startswith("sm_"):
+        return row + "| - | - | - |"
+    counts = count_instructions(compiled, spec)
+    return row + (
         f"| {counts.per_element:.1f} | {counts.per_element_of(*MMA):.2f} "
         f"| {counts.per_element_of('ATOM', 'RED'):.2f} |"
     )
@@ -92,24 +84,16 @@ def layer_instructions(
     batch = 64
     out_h, out_w = -(-height // stride), -(-width // stride)
     elements = batch * channels * out_h * out_w
-    config = triton_dot_host.CONFIGS[arch, 4]
+    problem = dot.layer(arch, channels=channels, stride=stride)
+    config = problem.config
 
     def total(spec: KernelSpec, programs: int) -> float:
-        counts = count_instructions(compile_spec(spec, TARGETS[arch]), spec)
+        counts = count_instructions(compile_spec(spec, arch), spec)
         return counts.per_element * spec.elements * programs
 
     def map_total(h: int, w: int, **options) -> float:
-        positions = config.map_positions
-        rows, columns = triton_dot_host.tile_shape(h, w, positions)
-        programs = (
-            math.ceil(batch * h * w / positions)
-            if not rows
-            else batch * math.ceil(h / rows) * math.ceil(w / columns)
-        )
-        spec = triton_dot_host.map_spec(
-            arch, channels=channels, stride=stride, flat=not rows, **options
-        )
-        return total(spec, programs)
+        tiles = dot.map_tiles(config, batch, h, w)
+        return total(dot.map_spec(problem, flat=tiles.flat, **options), tiles.total)
 
     forward = map_total(out_h, out_w)
     residues = [(y, x) for y in range(stride) for x in range(stride)]
@@ -117,10 +101,9 @@ def layer_instructions(
         map_total(-(-(height - y) // stride), -(-(width - x) // stride), flip=True, residue=(y, x))
         for y, x in residues
     )
-    spec = triton_dot_host.grad_spec(arch, channels=channels, stride=stride)
     tiles = batch * math.ceil(out_h / 8) * math.ceil(out_w / (config.grad_positions // 8))
-    blocks = spec.constants["CP"] // spec.constants["CB"]
-    gradients = total(spec, math.ceil(tiles / triton_dot_host.TILES_PER_PROGRAM) * blocks)
+    programs = math.ceil(tiles / dot.TILES_PER_PROGRAM) * problem.parts
+    gradients = total(dot.grad_spec(problem), programs)
     return forward / elements, backward / elements, gradients / elements
 
 

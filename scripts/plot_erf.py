@@ -104,8 +104,8 @@ def network_of(arguments: Arguments) -> tuple[nn.Module, Input]:
     if (arguments.checkpoint is None) == (arguments.model is None):
         raise UserError("either checkpoint=FILE or model=NAME is needed")
     if arguments.checkpoint or arguments.weights:
-        path, model = arguments.checkpoint or arguments.weights, ModelConfig(name=arguments.model)
-        network = load(path, model, task="classification")
+        path = arguments.checkpoint or arguments.weights
+        network = load(path, ModelConfig(name=arguments.model), task="classification")
         return network.model, network.input
     model = create_network(ModelConfig(name=arguments.model), 1000, 3)
     cfg = resolve_data_config(model=model)

@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from dkcls import __version__
-from dkcls.data import create_dataset
+from dkcls.data import ImageDataset, create_dataset
 from dkcls.engine import cli
 from dkcls.engine.network import load
 from dkcls.errors import UserError
@@ -177,6 +177,7 @@ def networks(groups: Sequence[Group]) -> list[Section | None]:
             run = group.runs[0]
             network = load(str(run.path / "best.pt"), task="classification")
             dataset = create_dataset(network.config.data, "val", network.config.seed)
+            assert isinstance(dataset, ImageDataset)
             subjects.append(
                 Subject(label(group), network.model.eval(), dataset, run.path / "metrics.jsonl")
             )

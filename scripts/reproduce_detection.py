@@ -18,7 +18,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-
 from study import (
     Measured,
     Row,

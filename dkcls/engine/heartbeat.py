@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from torch.distributed import Store
 
 INTERVALS = 20  # between two beats there is this part of the timeout, but not more than 5 s
-# The part of the timeout after which a rank is silent. After all of it gloo and NCCL give up, without
-# a name.
+# The part of the timeout after which a rank is silent. After all of it gloo and NCCL give up,
+# without a name.
 PATIENCE = 0.75
 
 

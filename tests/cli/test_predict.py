@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dkcls.data import create_dataset
 from dkcls.engine.network import load
+from tests.data.common import make_dataset
 from tests.engine.checkpoints import write_checkpoint, write_images
 from tests.engine.common import run_here
 from tests.models.common import awake, create
@@ -30,7 +30,7 @@ def predict(tmp_path, monkeypatch, capsys):
 
 def test_the_embedded_images_as_files_are_what_they_are_in_the_data_set(predict, tmp_path):
     """Grey or in colour, whatever the batch."""
-    batch = create_dataset("deformed_fashion", split="test").load(np.arange(9)).batch
+    batch = make_dataset("deformed_fashion", split="test").load(np.arange(9)).batch
     network = load(str(tmp_path / "a.pt"))
     with torch.no_grad():
         shares = network.model.eval()((batch.images / 255 - 0.15) / 0.25).softmax(1)

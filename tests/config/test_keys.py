@@ -26,6 +26,7 @@ from torch import nn
 
 from dkcls.config import Config, EvalConfig, ModelConfig, to_config, valid_keys
 from dkcls.data import create_dataset
+from dkcls.data.sets.torchvision import TorchvisionImages
 from dkcls.engine import distributed, run
 from dkcls.engine import evaluate as evaluating
 from dkcls.engine.distributed import World
@@ -262,7 +263,7 @@ def objects_each(config: Config) -> set[int]:
 def downloads(config: Config, monkeypatch: pytest.MonkeyPatch) -> bool:
     asked = []
     monkeypatch.setattr(
-        data_sets, "TorchvisionImages", lambda *_, download, **__: asked.append(download)
+        TorchvisionImages, "__init__", lambda *_, download, **__: asked.append(download)
     )
     dataset(config)
     return asked[0]

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dkcls.data import Batch
+from dkcls.config import DataConfig
+from dkcls.data import Batch, create_dataset
 from dkcls.data.loader import Loader
 
 
@@ -37,6 +38,20 @@ def make_folder(root: Path, train: int = 22, val: int = 7, classes: int = 3) -> 
                 folder / f"{number:03d}.jpg", quality=90
             )
     return root
+
+
+def make_dataset(
+    name: str,
+    root: str | Path | None = None,
+    split: str = "train",
+    *,
+    training: bool = False,
+    seed: int = 0,
+    **keys: Any,
+) -> Any:
+    """Return a data set from keys of the config, as train.py would make it."""
+    config = DataConfig(name=name, root=root and str(root), **keys)
+    return create_dataset(config, split, seed, training=training)
 
 
 def assert_same_batches(some: list[Batch], others: list[Batch]) -> None:

@@ -10,13 +10,14 @@ import torch
 import torchvision.datasets
 from PIL import Image
 
-from dkcls.data import DATASETS, create_dataset, create_loader
-from dkcls.data.dataset import DETECTION_SETS
+from dkcls.data import DATASETS, ImageDataset, create_loader
 from dkcls.data.transforms import for_channels
+from dkcls.errors import UserError
+from tests.data.common import make_dataset
 from tests.data.sets.test_tar import packed
 
 # The other sets have tests of their own.
-IMAGE_SETS = [name for name in DATASETS if name not in DETECTION_SETS]
+IMAGE_SETS = [name for name, kind in DATASETS.items() if issubclass(kind, ImageDataset)]
 
 
 def write_idx(path, array):
@@ -59,7 +60,7 @@ def roots(shared_folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", IMAGE_SETS)
 def test_every_set_gives_batches(name, training, roots):
     for split in ("train", "val", "test"):
-        dataset = create_dataset(name, roots.get(name), split, training=training)
+        dataset = make_dataset(name, roots.get(name), split, training=training)
         batch = next(iter(create_loader(dataset, 3, training=training)))
         assert batch.images.shape == (3, dataset.channels, dataset.image_size, dataset.image_size)
         assert (batch.images.dtype, batch.targets.dtype, batch.indices.dtype) == (
@@ -74,12 +75,12 @@ def test_every_set_gives_batches(name, training, roots):
 @pytest.mark.parametrize("name", IMAGE_SETS)
 def test_every_set_takes_a_size(name, roots):
     assert next(
-        iter(create_loader(create_dataset(name, roots.get(name), image_size=40), 2, training=False))
+        iter(create_loader(make_dataset(name, roots.get(name), image_size=40), 2, training=False))
     ).images.shape[2:] == (40, 40)
 
 
 def test_torchvisions_images_are_not_changed_by_an_evaluation_at_their_size(roots):
-    dataset = create_dataset("fashion_mnist", roots["fashion_mnist"], "val", crop_ratio=1.0)
+    dataset = make_dataset("fashion_mnist", roots["fashion_mnist"], "val", crop_ratio=1.0)
     assert len(dataset) == 7
     batch = dataset.load(np.array([4, 2])).batch
     assert torch.equal(batch.images, dataset.images[[4, 2]])
@@ -96,7 +97,7 @@ def cifar(monkeypatch):
 
 
 def test_images_of_cifar_stand_upright(cifar):
-    batch = create_dataset("cifar10", ".", "val", crop_ratio=1.0).load(np.array([4, 2])).batch
+    batch = make_dataset("cifar10", ".", "val", crop_ratio=1.0).load(np.array([4, 2])).batch
     assert (batch.images.numpy() == np.moveaxis(cifar[[4, 2]], 3, 1)).all()
     assert batch.targets.tolist() == [5, 4]
 
@@ -104,7 +105,7 @@ def test_images_of_cifar_stand_upright(cifar):
 @pytest.mark.usefixtures("cifar")
 def test_crops_of_cifar_are_others_for_every_seed_and_epoch():
     def pixels(seed, epoch, training=True):
-        dataset = create_dataset("cifar10", ".", training=training, seed=seed)
+        dataset = make_dataset("cifar10", ".", training=training, seed=seed)
         return dataset.load(np.arange(5), epoch).batch.images.numpy().tobytes()
 
     assert len({pixels(0, 0), pixels(1, 0), pixels(0, 1), pixels(1, 1)}) == 4
@@ -129,7 +130,7 @@ def plain_images(tmp_path_factory):
 def augmented(root, index, epoch=0, **options):
     """Return one augmented image, float64 [3, 32, 32]."""
     options = {"hflip": 0.0, "color_jitter": 0.0, **options}
-    dataset = create_dataset("imagefolder", root, training=True, image_size=32, **options)
+    dataset = make_dataset("imagefolder", root, training=True, image_size=32, **options)
     return dataset.load(np.array([index]), epoch).batch.images[0].double().numpy()
 
 
@@ -181,12 +182,12 @@ def test_timms_augmentations_change_images_only_if_asked_for(plain_images, optio
     )
     assert not np.array_equal(plain, changed)
     # Not in training.
-    still = create_dataset("imagefolder", plain_images, image_size=32, crop_ratio=1.0, **option)
+    still = make_dataset("imagefolder", plain_images, image_size=32, crop_ratio=1.0, **option)
     assert np.array_equal(still.load(np.array([1])).batch.images[0].numpy(), plain)
 
 
 def test_synthetic_images_tell_their_class():
-    dataset = create_dataset("synthetic", image_size=8, num_classes=5, length=100)
+    dataset = make_dataset("synthetic", image_size=8, num_classes=5, length=100)
     images, targets, _ = dataset.load(np.array([3, 19, 4])).batch
     assert len(dataset) == 100
     assert targets.tolist() == [3, 3, 4]
@@ -197,7 +198,7 @@ def test_synthetic_images_tell_their_class():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "imagenet"}, "data set must be one of imagefolder, .*, got 'imagenet'"),
+        ({"name": "imagenet"}, "data set must be one of cifar10, .*, got 'imagenet'"),
         ({"name": "imagefolder"}, "data set 'imagefolder' needs root"),
         (
             {"name": "imagefolder", "root": "x", "clutter": 3},
@@ -214,8 +215,8 @@ def test_synthetic_images_tell_their_class():
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        create_dataset(**arguments)
+    with pytest.raises(UserError, match=message):
+        make_dataset(**arguments)
 
 
 def test_one_number_per_channel():

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from dkcls.data import Normalize, create_dataset, create_loader
+from dkcls.data import Normalize, create_loader
 from dkcls.data.dataset import BadFile, Batch, ImageDataset, Loaded
-from tests.data.common import assert_same_batches, batches_from
+from tests.data.common import assert_same_batches, batches_from, make_dataset
 
 
 class Numbers(ImageDataset):
@@ -41,7 +41,7 @@ def training_set(name, folder):
         "deformed_fashion": {"length": 400},
         "imagefolder": {"root": folder, "image_size": 20, "erase_prob": 0.5},
     }[name]
-    return create_dataset(name, training=True, seed=5, **options)
+    return make_dataset(name, training=True, seed=5, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -94,7 +94,7 @@ def test_ranks_share_an_epoch(world_size):
 def test_sets_that_differ_in_seed_differ_in_pixels_not_in_order(shared_folder):
     loaders = [
         create_loader(
-            create_dataset("imagefolder", shared_folder, training=True, image_size=20, seed=seed),
+            make_dataset("imagefolder", shared_folder, training=True, image_size=20, seed=seed),
             6,
             training=True,
         )

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from dkcls.data.deformed_fashion import DeformedFashion, Factors
 
 from dkcls.analysis import erf
 from dkcls.analysis.dynamics import beside, collect_dynamics, explain, explain_control
 from dkcls.analysis.probes import Look
+from dkcls.data.sets.deformed_fashion import DeformedFashion, Factors
 from dkcls.report.page import table
 from dkcls.report.sections import Subject, curves_section, dynamics_section, fields_section
 from tests.models.common import awake, create, stir

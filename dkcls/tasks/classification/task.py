@@ -94,7 +94,7 @@ class Classification(Task):
         config = start_from(config, weights, keys)
         train_set = create_dataset(config.data, "train", config.seed, training=True)
         val_set = create_dataset(config.data, "val", config.seed)
-        if not isinstance(train_set, ImageDataset):
+        if not isinstance(train_set, ImageDataset) or not isinstance(val_set, ImageDataset):
             raise UserError(
                 "task=classification needs images with classes, "
                 f"data.name={config.data.name} is for task=detection"

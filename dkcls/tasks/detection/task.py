@@ -118,7 +118,7 @@ class Detection(Task):
             raise UserError(
                 f"{network.path} finds {found}; the data has {', '.join(dataset.class_names)}"
             )
-        transform = network.model.transform
+        transform: Any = network.model.transform
         channels = network.input.channels
         transform.image_mean = for_channels(data.mean or [], channels)
         transform.image_std = for_channels(data.std or [], channels)

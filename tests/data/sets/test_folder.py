@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from dkcls.data import create_dataset, create_loader
+from dkcls.data import create_loader
 from dkcls.data.check import check
 from dkcls.data.dataset import BadFile
 from dkcls.data.file_index import FileIndex
 from dkcls.data.loader import BadFiles
 from dkcls.data.sets import folder as module
-from tests.data.common import assert_same_batches, make_folder, photograph
+from dkcls.errors import UserError
+from tests.data.common import assert_same_batches, make_dataset, make_folder, photograph
 
 OLD = time.time() - 1000
 
@@ -28,7 +29,7 @@ def make_old(root):
 
 
 def dataset_of(root, split="train", **options):
-    return create_dataset("imagefolder", root, split, image_size=16, **options)
+    return make_dataset("imagefolder", root, split, image_size=16, **options)
 
 
 def test_classes_and_images(shared_folder):
@@ -63,7 +64,7 @@ def test_val_may_lack_classes_of_train_but_not_the_other_way_round(folder):
     assert dataset_of(folder, "val").load(np.arange(7)).batch.targets.min() == 1
     (folder / "val" / "zebra").mkdir()
     photograph(1).save(folder / "val" / "zebra" / "x.jpg")
-    with pytest.raises(ValueError, match=r"val has classes that .*train lacks: zebra"):
+    with pytest.raises(UserError, match=r"val has classes that .*train lacks: zebra"):
         dataset_of(folder, "val")
 
 
@@ -76,7 +77,7 @@ def test_a_folder_without_images_is_refused_in_one_sentence(tmp_path, make):
     expected = (
         "must hold the folders train and val" if make == "nothing" else "train holds no images"
     )
-    with pytest.raises(ValueError, match=expected) as error:
+    with pytest.raises(UserError, match=expected) as error:
         dataset_of(tmp_path)
     assert "\n" not in str(error.value)
 

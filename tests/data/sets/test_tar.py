@@ -5,13 +5,14 @@ import tarfile
 import numpy as np
 import pytest
 
-from dkcls.data import create_dataset, create_loader
+from dkcls.data import create_loader
 from dkcls.data.file_index import FileIndex
 from dkcls.data.sets import tar as module
 from dkcls.data.sets.folder import ImageFolder
 from dkcls.data.sets.tar import pack_split
 from dkcls.data.transforms import EvalTransform
-from tests.data.common import assert_same_batches, photograph
+from dkcls.errors import UserError
+from tests.data.common import assert_same_batches, make_dataset, photograph
 
 
 def packed(folder, root, split="train", per_shard=9):
@@ -36,7 +37,7 @@ def test_batches_are_those_of_the_folder(shared_folder, tmp_path, workers):
     ]
     for split, training in (("train", True), ("val", False), ("test", False)):
         sets = [
-            create_dataset(kind, root, split, training=training, image_size=24)
+            make_dataset(kind, root, split, training=training, image_size=24)
             for kind, root in (("imagefolder", shared_folder), ("tar", tmp_path))
         ]
         assert sets[0].class_names == sets[1].class_names
@@ -51,7 +52,7 @@ def test_a_packed_set_tells_which_files_were_not_packed(folder, tmp_path):
     (folder / "train" / "class2" / "b.gif").touch()
     packed(folder, tmp_path / "tar")
     packed(folder, tmp_path / "tar", "val")
-    notes = [create_dataset("tar", tmp_path / "tar", split).notes for split in ("train", "val")]
+    notes = [make_dataset("tar", tmp_path / "tar", split).notes for split in ("train", "val")]
     assert notes == [
         (f"{tmp_path}/tar/train.index: files passed over for their endings (2): .gif 2",),
         (),
@@ -61,7 +62,7 @@ def test_a_packed_set_tells_which_files_were_not_packed(folder, tmp_path):
 
 def test_workers_open_files_of_their_own_after_the_parent_has_read(shared_folder, tmp_path):
     packed(shared_folder, tmp_path, "val", per_shard=3)
-    dataset = create_dataset("tar", tmp_path, "val", image_size=16)
+    dataset = make_dataset("tar", tmp_path, "val", image_size=16)
     expected = list(create_loader(dataset, 2, training=False))
     found = create_loader(dataset, 2, training=False, workers=1)
     assert_same_batches(list(found), expected)
@@ -91,26 +92,26 @@ def test_an_interrupted_run_goes_on_where_it_stopped(shared_folder, tmp_path, mo
     monkeypatch.setattr(module, "_write", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         packed(shared_folder, tmp_path)
-    with pytest.raises(ValueError, match=r"there is no .*train\.index"):
-        create_dataset("tar", tmp_path)
+    with pytest.raises(UserError, match=r"there is no .*train\.index"):
+        make_dataset("tar", tmp_path)
     packed(shared_folder, tmp_path)
     packed(shared_folder, tmp_path)
     assert written == ["train-00000.tar", "train-00001.tar", "train-00002.tar", "train-00002.tar"]
-    assert len(create_dataset("tar", tmp_path)) == 22
+    assert len(make_dataset("tar", tmp_path)) == 22
 
 
 def test_a_changed_folder_is_packed_again(folder, tmp_path):
     packed(folder, tmp_path / "tar")
     photograph(1).save(folder / "train" / "class2" / "zzz.jpg")
     packed(folder, tmp_path / "tar")
-    assert len(create_dataset("tar", tmp_path / "tar")) == 23
+    assert len(make_dataset("tar", tmp_path / "tar")) == 23
 
 
 def test_an_image_that_moved_to_another_class_is_packed_again(folder, tmp_path):
     packed(folder, tmp_path / "tar")
     (folder / "train/class0/000.jpg").rename(folder / "train/class1/000.jpg")
     packed(folder, tmp_path / "tar")
-    dataset = create_dataset("tar", tmp_path / "tar")
+    dataset = make_dataset("tar", tmp_path / "tar")
     names = [dataset.index.name(index).decode() for index in range(22)]
     assert names == sorted(
         str(path.relative_to(folder / "train")) for path in folder.glob("train/*/*")
@@ -133,7 +134,7 @@ def damage(path):
 
 def test_a_damaged_member_is_a_bad_file_and_a_short_shard_is_refused(shared_folder, tmp_path):
     packed(shared_folder, tmp_path)
-    dataset = create_dataset("tar", tmp_path, training=True, image_size=16)
+    dataset = make_dataset("tar", tmp_path, training=True, image_size=16)
     offset, size = (int(dataset.index.extra[key][4]) for key in ("offsets", "sizes"))
     shard = tmp_path / "train-00000.tar"
     content = bytearray(shard.read_bytes())
@@ -144,17 +145,17 @@ def test_a_damaged_member_is_a_bad_file_and_a_short_shard_is_refused(shared_fold
     assert loaded.bad[0].message == f"{shard}/{dataset.index.name(4).decode()}: not an image"
     shard.write_bytes(content[:2000])
     with pytest.raises(
-        ValueError, match=r"train-00000\.tar must have \d+ bytes, as its index says, got 2000"
+        UserError, match=r"train-00000\.tar must have \d+ bytes, as its index says, got 2000"
     ):
-        create_dataset("tar", tmp_path)
+        make_dataset("tar", tmp_path)
     shard.unlink()
-    with pytest.raises(ValueError, match="as its index says, got no file"):
-        create_dataset("tar", tmp_path)
+    with pytest.raises(UserError, match="as its index says, got no file"):
+        make_dataset("tar", tmp_path)
 
 
 def test_a_shard_that_is_cut_while_the_run_goes_on(shared_folder, tmp_path):
     packed(shared_folder, tmp_path, per_shard=22)
-    dataset = create_dataset("tar", tmp_path, image_size=16)
+    dataset = make_dataset("tar", tmp_path, image_size=16)
     with (tmp_path / "train-00000.tar").open("r+b") as file:
         file.truncate(int(dataset.index.extra["offsets"][21]) + 10)
     loaded = dataset.load(np.arange(22))
@@ -178,7 +179,7 @@ def test_links_are_not_packed(folder, tmp_path):
 
 def test_a_member_that_is_no_plain_file_is_bad(shared_folder, tmp_path):
     packed(shared_folder, tmp_path)
-    dataset = create_dataset("tar", tmp_path, training=True, image_size=16)
+    dataset = make_dataset("tar", tmp_path, training=True, image_size=16)
     shard = tmp_path / "train-00000.tar"
     content = bytearray(shard.read_bytes())
     # "2" is the kind of a symbolic link.
@@ -218,7 +219,7 @@ def test_an_index_that_leads_elsewhere_is_refused(shared_folder, tmp_path, chang
         path
     )
     if message is None:
-        assert len(create_dataset("tar", tmp_path)) == 22
+        assert len(make_dataset("tar", tmp_path)) == 22
     else:
-        with pytest.raises(ValueError, match=message):
-            create_dataset("tar", tmp_path)
+        with pytest.raises(UserError, match=message):
+            make_dataset("tar", tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dkcls.data import create_dataset
+from tests.data.common import make_dataset
 
 # On top of what all small runs are given: 2 epochs of 3 steps on the embedded canvases, made small.
 TINY = (
@@ -24,7 +24,7 @@ def write_coco(root: Path, train: int = 6, val: int = 5) -> Path:
     """
     (root / "annotations").mkdir(parents=True)
     for split, count in (("train", train), ("val", val)):
-        dataset = create_dataset(
+        dataset = make_dataset(
             "deformed_detection", split=split, length=count, image_size=64, object_scale=(0.4, 1.5)
         )
         truth, folder = dataset.coco(), root / f"{split}2017"
