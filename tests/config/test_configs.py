@@ -193,7 +193,7 @@ def test_names():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # finetune needs a checkpoint, detectors need boxes: tests/detection
+@pytest.mark.parametrize(  # finetune needs a checkpoint; detectors: tests/tasks/detection
     "experiment",
     [
         # The largest networks take a step in tests/models as well.

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -26,7 +27,6 @@ from torch import nn
 
 from dkcls.config import Config, EvalConfig, ModelConfig, to_config, valid_keys
 from dkcls.data import create_dataset
-from dkcls.data.sets.torchvision import TorchvisionImages
 from dkcls.engine import distributed, run
 from dkcls.engine import evaluate as evaluating
 from dkcls.engine.distributed import World
@@ -262,9 +262,13 @@ def objects_each(config: Config) -> set[int]:
 
 def downloads(config: Config, monkeypatch: pytest.MonkeyPatch) -> bool:
     asked = []
-    monkeypatch.setattr(
-        TorchvisionImages, "__init__", lambda *_, download, **__: asked.append(download)
-    )
+
+    def read(root: str, train: bool, download: bool) -> SimpleNamespace:
+        asked.append(download)
+        pixels = np.zeros((2, 32, 32, 3), np.uint8)
+        return SimpleNamespace(data=pixels, targets=[0, 1], classes=["a", "b"])
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", read)
     dataset(config)
     return asked[0]
 
@@ -717,7 +721,7 @@ ROWS: dict[str, Row | str] = {
     "train.max_bad_steps": "tests/engine/test_options.py::test_too_many_of_them_stop_the_run",
     "train.on_save_error": "tests/engine/test_options.py::test_a_checkpoint_that_cannot_be_written",
     "train.timeout": Row(5.0, begins("timeout"), 600.0, 5.0),
-    "train.dry_run": "tests/configs/test_configs.py::test_dry_run",
+    "train.dry_run": "tests/config/test_configs.py::test_dry_run",
     "detector.min_size": Row(400, **detector("transform.min_size"), before=(800,), after=(400,)),
     "detector.max_size": Row(900, **detector("transform.max_size"), before=1333, after=900),
     "detector.levels": Row(
@@ -764,9 +768,9 @@ EVALUATION_ROWS: dict[str, Row | str] = {
     "batch_size": Row(7, looks("batch"), 256, 7),
     "precision": Row("bf16", looks("precision"), "fp32", "bf16"),
     "device": Row("cpu", told_to_start, "error: auto 600.0", "error: cpu 600.0"),
-    "json": "tests/engine/test_eval.py::test_figures_are_those_of_the_training_run",
-    "per_class": "tests/engine/test_eval.py::test_tables_and_picture",
-    "confusion": "tests/engine/test_eval.py::test_tables_and_picture",
+    "json": "tests/cli/test_eval.py::test_figures_are_those_of_the_training_run",
+    "per_class": "tests/cli/test_eval.py::test_tables_and_picture",
+    "confusion": "tests/cli/test_eval.py::test_tables_and_picture",
     "timeout": Row(5.0, told_to_start, "error: auto 600.0", "error: auto 5.0"),
 }
 

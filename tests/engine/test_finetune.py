@@ -60,7 +60,7 @@ def test_the_network_is_that_of_the_checkpoint_with_a_head_of_its_own(
         after["model"]["conv_stem.weight"].sum(1, keepdim=True), before["model"]["conv_stem.weight"]
     )
     again = load(str(tmp_path / "runs/small/last.pt"))
-    assert (again.num_classes, again.run.model.freeze) == (3, None)
+    assert (again.num_classes, again.config.model.freeze) == (3, None)
 
 
 def test_a_frozen_stage_and_a_slow_rest(photos, tmp_path, monkeypatch):

@@ -165,7 +165,7 @@ def test_it_trains():
         (
             lambda: nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)),
             {"op": "rigid"},
-            "op must be one of static, .*, got 'rigid'",
+            "op must be one of cond, .*, got 'rigid'",
         ),
         (
             lambda: nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)),

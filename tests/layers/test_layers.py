@@ -245,7 +245,7 @@ def test_exports_where_kernels_outweigh_the_images():
 def test_the_registry():
     assert layer_class("rigid") is nn.Conv2d
     with pytest.raises(
-        ValueError, match=r"layer must be one of rigid, static, global_dk, .*, got 'dk'"
+        ValueError, match=r"layer must be one of cond, dcn, .*, rigid, static, got 'dk'"
     ):
         layer_class("dk")
 

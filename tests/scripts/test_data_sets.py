@@ -10,9 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.data.common import make_folder
 from tests.data.sets.test_coco import write as write_coco
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder(tmp_path / "images")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import yaml
 
 from dkcls.config import Config, DataConfig, ModelConfig
 from dkcls.layers import LAYERS, LocalDeformKernel2d
-from dkcls.models import variants
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.common import run_here
 from tests.scripts import browser
@@ -128,8 +127,8 @@ def test_an_operator_without_a_label_is_shown_under_its_name(monkeypatch, tmp_pa
     class DampedDeformKernel2d(LocalDeformKernel2d):
         pass
 
-    monkeypatch.setitem(LAYERS, "damped_dk", DampedDeformKernel2d)
-    monkeypatch.setattr(variants, "SPATIAL", tuple(LAYERS))
+    monkeypatch.setattr(LAYERS, "_things", {name: LAYERS[name] for name in LAYERS})
+    LAYERS.register("damped_dk")(DampedDeformKernel2d)
     write_run(tmp_path / "runs" / "rigid", 60.0, spatial="rigid")
     damped = write_run(tmp_path / "runs" / "damped", 61.0, spatial="damped_dk")
     assert (
