@@ -29,6 +29,8 @@ class Registry(Mapping[str, T], Generic[T]):
         """Return a decorator that gives a thing its name, and a label for pictures and tables."""
 
         def add(thing: T) -> T:
+            if self._things.get(name, thing) is not thing:
+                raise ValueError(f"there is a {self.kind} {name!r} already: {self._things[name]}")
             self._things[name] = thing
             self._labels[name] = label or name
             return thing
@@ -44,6 +46,10 @@ class Registry(Mapping[str, T], Generic[T]):
     def label(self, name: str) -> str:
         """Return the name for pictures and tables; an unknown name is its own."""
         return self._labels.get(name, name)
+
+    def registered(self) -> list[str]:
+        """Return the names that are registered by now; nothing is imported for it."""
+        return list(self._things)
 
     def __getitem__(self, name: str) -> T:
         if name not in self._things and self.package is not None:

@@ -38,7 +38,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-from dkcls.config import DataConfig
+from dkcls.config import AugmentConfig, DataConfig
 from dkcls.data import create_dataset, create_loader
 from dkcls.data.decode import EncodedImage
 from dkcls.data.loader import worker_options
@@ -101,8 +101,8 @@ def peers(paths: list[str], jitter: float) -> dict[str, tuple[Dataset, Callable]
 
 def ours_of(root: Path, jitter: float = 0.4) -> Any:
     """Return our data set of the training images below a folder."""
-    config = DataConfig(name="imagefolder", root=str(root), color_jitter=jitter)
-    return create_dataset(config, "train", training=True)
+    config, augment = DataConfig("folder", str(root)), AugmentConfig(color_jitter=jitter)
+    return create_dataset(config, "train", augment=augment, training=True)
 
 
 def make_photographs(root: Path, count: int) -> None:

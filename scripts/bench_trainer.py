@@ -12,14 +12,13 @@ import itertools
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from hydra import compose, initialize_config_dir
 from torch import nn
 
-from dkcls.config import Config, register, to_config
+from dkcls.cli.compose import compose
+from dkcls.config import Config
 from dkcls.engine import distributed
 from dkcls.engine.run import build_trainer
 from dkcls.engine.trainer import Trainer
@@ -69,9 +68,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, help="per round")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    register()
-    with initialize_config_dir(str(Path(__file__).parents[1] / "configs"), version_base="1.3"):
-        config = to_config(compose("train", arguments.overrides))
+    config = compose(*arguments.overrides)
     with distributed.start(config.train.device, config.train.timeout) as world:
         trainer, bare = build(config, world), build(config, world)
         assert isinstance(bare.task, Classification)

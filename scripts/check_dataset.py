@@ -16,14 +16,14 @@ import numpy as np
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from dkcls.config import DataConfig
+from dkcls import cli
+from dkcls.config import AugmentConfig, DataConfig
 from dkcls.data import DATASETS
 from dkcls.data.check import Report, check
 from dkcls.data.dataset import SPLITS
 from dkcls.data.encoded import EncodedFiles
 from dkcls.data.sets import coco
 from dkcls.data.sets.tar import index_path
-from dkcls.engine import cli
 from dkcls.errors import UserError
 
 
@@ -43,7 +43,7 @@ def splits_of(root: Path) -> dict[str, str]:
         for split in SPLITS
         if any(file.is_file() for file, _ in coco.places(root, split))
     }
-    return kinds or {split: "imagefolder" for split in SPLITS if (root / split).is_dir()}
+    return kinds or {split: "folder" for split in SPLITS if (root / split).is_dir()}
 
 
 def describe(dataset: EncodedFiles, report: Report) -> str:
@@ -81,9 +81,9 @@ def main(arguments: Arguments) -> int:
         )
     messages = []
     for split, kind in kinds.items():
-        config = DataConfig(name=kind, root=str(arguments.root))
-        config.bad_rows = "skip" if kind == "coco" else None  # they are counted in a note
-        dataset = DATASETS.find(kind).create(config, split, seed=0, training=False)
+        options = {"bad_rows": "skip"} if kind == "coco" else {}  # they are counted in a note
+        config = DataConfig(name=kind, root=str(arguments.root), options=options)
+        dataset = DATASETS.find(kind).create(config, AugmentConfig(), split, seed=0, training=False)
         assert isinstance(dataset, EncodedFiles)
         with tqdm(total=len(dataset), unit=" images", desc=split) as bar:
             report = check(dataset, arguments.workers, bar.update)

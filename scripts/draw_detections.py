@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from omegaconf import MISSING
 
+from dkcls import cli
 from dkcls.data import create_dataset
-from dkcls.engine import cli
 from dkcls.engine.network import load
 from dkcls.errors import UserError
 from dkcls.report.plots import Shown, draw_detections

@@ -25,7 +25,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracke
 from drills import data, files, fuzz, kills, places
 from drills.lab import Lab, Row
 
-from dkcls.engine import cli
+from dkcls import cli
 from dkcls.errors import UserError
 
 DRILLS: dict[str, Callable[[Lab], Row]] = {

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+from dkcls import cli
 from dkcls.config import ModelConfig, check_weights
-from dkcls.engine import cli
 from dkcls.engine.network import load
 from dkcls.errors import UserError
 from dkcls.export import BATCHES, SUFFIXES, export

@@ -14,11 +14,11 @@ from pathlib import Path
 from omegaconf import MISSING
 from tqdm import tqdm
 
+from dkcls import cli
 from dkcls.data.dataset import SPLITS
 from dkcls.data.sets.folder import ImageFolder
 from dkcls.data.sets.tar import pack_split
 from dkcls.data.transforms import EvalTransform
-from dkcls.engine import cli
 from dkcls.errors import UserError
 
 

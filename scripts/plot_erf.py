@@ -21,6 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from timm.data import resolve_data_config
 from torch import nn
 
+from dkcls import cli
 from dkcls.analysis import erf
 from dkcls.analysis.theoretical import (
     nearest_position,
@@ -29,7 +30,6 @@ from dkcls.analysis.theoretical import (
 )
 from dkcls.config import ModelConfig
 from dkcls.data import Normalize
-from dkcls.engine import cli
 from dkcls.engine.network import create_network, load
 from dkcls.engine.task import Input
 from dkcls.errors import UserError

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from omegaconf import MISSING
 from torch import Tensor
 
+from dkcls import cli
 from dkcls.analysis import erf
 from dkcls.analysis.dynamics import (
     Explained,
@@ -38,7 +39,6 @@ from dkcls.analysis.dynamics import (
 from dkcls.analysis.probes import Probe, first_of_classes, middle, place, probe_fields, turned_back
 from dkcls.data import Normalize, create_dataset
 from dkcls.data.sets.deformed_fashion import CLASS_NAMES, DeformedFashion
-from dkcls.engine import cli
 from dkcls.engine.network import Network, load
 from dkcls.errors import UserError
 from dkcls.layers import LAYERS

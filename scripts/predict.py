@@ -19,8 +19,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from dkcls import cli
 from dkcls.config import ModelConfig, check_device, check_precision, check_weights
-from dkcls.engine import cli, distributed
+from dkcls.engine import distributed
 from dkcls.engine.network import load
 from dkcls.files import write_output
 from dkcls.tasks.classification.predict import Prediction, Predictor, find_images

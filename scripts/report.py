@@ -17,9 +17,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from dkcls import __version__
+from dkcls import __version__, cli
 from dkcls.data import ImageDataset, create_dataset
-from dkcls.engine import cli
 from dkcls.engine.network import load
 from dkcls.errors import UserError
 from dkcls.files import write_atomically

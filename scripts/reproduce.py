@@ -31,10 +31,10 @@ from study import (
     write_table,
 )
 
+from dkcls import cli
 from dkcls.config import DataConfig
 from dkcls.data import create_dataset
 from dkcls.data.sets.deformed_fashion import DeformedFashion
-from dkcls.engine import cli
 from dkcls.engine.network import load
 from dkcls.errors import UserError
 from dkcls.files import write_atomically
@@ -43,7 +43,6 @@ from dkcls.report.plots import plot_factors, plot_gains, plot_sweep
 from dkcls.report.tables import compare
 from dkcls.tasks.classification import Classification
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 # Edges go beyond the 0.4 to 1.1 and the 60 degrees of training: of the bins of scale, four are
 # inside and three on either side.
 SCALES = 0.4 * (1.1 / 0.4) ** (np.arange(-3, 8) / 4)
@@ -82,8 +81,8 @@ GLOBAL4 = {"spatial": "global_dk", "scope": 4}
 POINT2, COND = {"pointwise": "global_dk"}, {"pointwise": "cond"}
 MAIN = (
     row("rigid", "rigid", {}, paper=""),
-    row("wide_parameters", "rigid, wider: parameters of local 4", {}, "+model.kwargs.width=1.78"),
-    row("wide_macs", "rigid, wider: multiply-adds of local 4", {}, "+model.kwargs.width=1.88"),
+    row("wide_parameters", "rigid, wider: parameters of local 4", {}, "model.kwargs.width=1.78"),
+    row("wide_macs", "rigid, wider: multiply-adds of local 4", {}, "model.kwargs.width=1.88"),
     row("longer", "rigid, longer: CPU time of local 4", {}, "schedule.epochs=4"),
     row("static4", "static scope 4", {"spatial": "static", "scope": 4}),
     row("global4", "global 4", GLOBAL4, multiplier=GLOBAL, paper="_global4"),
@@ -259,7 +258,7 @@ def main(arguments: Arguments) -> None:
         runs = jobs(
             "reproduce", arguments.out, STUDIES[study], seeds, arguments.rows, arguments.overrides
         )
-        train_all(list(runs), CONFIGS, arguments.jobs, then)
+        train_all(list(runs), arguments.jobs, then)
     report(arguments)
 
 
@@ -271,8 +270,13 @@ def test_once(run: Path, cpu_seconds: float | None) -> None:
     network = load(str(run / "last.pt"), task="classification")
     model, data = network.model, network.config.data
     metrics: dict[str, Any] = {"cpu_seconds": cpu_seconds, "test": 100 * hits(model, data).mean()}
-    wide = replace(data, object_scale=[float(SCALES[0]), float(SCALES[-1])])
-    turned = replace(data, object_rotation=[-180.0, 180.0])
+    wide, turned = (
+        replace(data, options=data.options | {name: values})
+        for name, values in (
+            ("object_scale", [float(SCALES[0]), float(SCALES[-1])]),
+            ("object_rotation", [-180.0, 180.0]),
+        )
+    )
     metrics["by_scale"] = by_factor(model, wide, "scale", SCALES)
     metrics["by_rotation"] = by_factor(model, turned, "rotation", ROTATIONS)
     write_atomically(file, json.dumps(metrics).encode())

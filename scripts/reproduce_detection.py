@@ -29,8 +29,8 @@ from study import (
     write_table,
 )
 
+from dkcls import cli
 from dkcls.config import EvalConfig
-from dkcls.engine import cli
 from dkcls.engine.distributed import World
 from dkcls.engine.evaluate import evaluate
 from dkcls.errors import UserError
@@ -38,7 +38,6 @@ from dkcls.files import write_atomically
 from dkcls.models.zoo import PAPER_DETECTION
 from dkcls.report.tables import compare
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 NETWORKS = {  # label, overrides, how its name ends in the paper's tables
     "rigid": ("rigid", ("model.spatial=rigid",), ""),
     "local4": ("local 4", ("model.spatial=local_dk", "model.scope=4"), "_local4"),
@@ -91,7 +90,7 @@ def main(arguments: Arguments) -> None:
             arguments.rows,
             arguments.overrides,
         )
-        train_all(list(runs), CONFIGS, arguments.jobs, None if study == "tuning" else test_once)
+        train_all(list(runs), arguments.jobs, None if study == "tuning" else test_once)
     tuned = measured(arguments.out, studies["tuning"], "result.json")
     found = measured(arguments.out, studies["main"], "result.json", "test.json")
     if not tuned and not found:

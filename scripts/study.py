@@ -16,10 +16,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from tqdm import tqdm
 
-from dkcls.config import register, to_config
+from dkcls.cli.compose import compose
 from dkcls.data.loader import end_with_parent
 from dkcls.engine.run import train
 from dkcls.errors import UserError
@@ -83,13 +82,10 @@ def jobs(
                 ]
 
 
-def train_all(
-    jobs: Sequence[Sequence[str]], configs: Path, processes: int, then: Then | None = None
-) -> None:
+def train_all(jobs: Sequence[Sequence[str]], processes: int, then: Then | None = None) -> None:
     """Train each job, given by the overrides of a config, with a name among them.
 
     Args:
-        configs: the folder with train.yaml.
         processes: how many at once; 0: one per core.
         then: called in the run's own process.
     """
@@ -99,7 +95,7 @@ def train_all(
         with ProcessPoolExecutor(
             processes or os.cpu_count(), get_context("spawn"), end_with_parent
         ) as pool:
-            futures = [pool.submit(_train, job, configs, then) for job in jobs]
+            futures = [pool.submit(_train, job, then) for job in jobs]
             done = as_completed(futures)
             try:
                 for future in tqdm(done, "runs", len(futures), unit="run", smoothing=0):
@@ -112,12 +108,11 @@ def train_all(
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _train(job: Sequence[str], configs: Path, then: Then | None) -> None:
+def _train(job: Sequence[str], then: Then | None) -> None:
     logging.getLogger("dkcls.engine").addFilter(lambda record: record.levelno > logging.INFO)
     torch.set_num_threads(1)
-    register()
-    with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
-        config = to_config(compose("train", list(job)))
+    config = compose(*job)
+    assert config.name is not None
     folder = Path(config.out) / config.name
     is_new, started = not folder.exists(), time.process_time()
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from dkcls.engine import cli
+from dkcls import cli
 from dkcls.files import write_atomically
 from dkcls.report.plots import plot_sweep
 from dkcls.report.runs import SCOPE, find_runs, group_runs, over_scopes, summarize

@@ -1,16 +1,65 @@
-"""The output of eval.py: a table, JSON, a CSV of the classes, a picture of the confusion matrix."""
+"""Evaluate checkpoints.
+
+  python eval.py checkpoint=runs/quickstart/best.pt                      network and data are in it
+  python eval.py checkpoint=[runs/A/best.pt,runs/B/best.pt] split=test   one table
+  python eval.py model.name=resnet50 model.pretrained=w.safetensors data=imagenet \\
+      data.root=/data/imagenet
+  torchrun --nproc_per_node=8 eval.py checkpoint=... data.root=...       on 8 GPUs
+  python eval.py --plugin my_module ...                                  with what it registers
+"""
 
 import csv
 import io
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+from dkcls import cli
+from dkcls.cli import command_line, help
+from dkcls.cli.groups import groups
+from dkcls.config import EvalConfig
 from dkcls.errors import UserError
 from dkcls.files import write_output
-from dkcls.tasks.classification.metrics import FEW_CLASSES
 
 TABLES = ("classes", "per_class", "confusion")  # of a result, besides its metrics
+
+
+def main() -> int:
+    """Run `python eval.py ...`, whose words are in sys.argv; return the exit code."""
+    return cli.run(command, EvalConfig)
+
+
+def command() -> None:
+    words = command_line.take_plugins(sys.argv[1:])
+    choices = {"data": groups(words)["data"]}
+    if {"-h", "--help"} & set(words):
+        print(help.page(__doc__ or "", EvalConfig, choices))
+        return
+    command_line.check_words(words, EvalConfig, choices)
+    from dkcls.cli.compose import launch  # here, because Hydra takes longer than an answer
+
+    sys.argv[1:] = command_line.with_plus(words, EvalConfig)
+    launch("eval", evaluate)
+
+
+def evaluate(config: EvalConfig, hydra: Any) -> None:
+    """Evaluate the checkpoints of a config, and print and write what came of it."""
+    from dkcls.engine import distributed, evaluate
+
+    paths = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+    check_confusion(config.confusion, len(paths))
+    with distributed.start(config.device, config.timeout) as world:
+        results = [evaluate.evaluate(path, config, world) for path in paths]
+        if not world.is_main:
+            return
+    print(table(results))
+    if config.output:
+        write_json(config.output, results)
+    if config.per_class:
+        write_per_class(config.per_class, results)
+    if config.confusion:
+        draw_confusion(config.confusion, results[0])
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -52,12 +101,14 @@ def check_confusion(path: str | None, checkpoints: int) -> None:
 
 def draw_confusion(path: str, result: dict[str, Any]) -> None:
     """Write the picture of a result's confusion matrix."""
+    from dkcls.report.plots import plot_confusion  # here, because matplotlib takes a second
+    from dkcls.report.style import png
+    from dkcls.tasks.classification.metrics import FEW_CLASSES
+
     if "confusion" not in result:
         raise UserError(
             f"confusion=FILE.png is for at most {FEW_CLASSES} classes, got {len(result['classes'])}"
         )
-    from dkcls.report.plots import plot_confusion  # here, because matplotlib takes a second
-    from dkcls.report.style import png
 
     title = f"{result['checkpoint']}: top-1 {result['top1']:.2f} %"
     figure = plot_confusion(result["confusion"], result["classes"], title)

@@ -3,32 +3,22 @@
 A data set has a length, facts about its images, and `load`, which makes a batch from indices.
 """
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sized
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Sized
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.config import DataConfig
+from dkcls.config import AugmentConfig, DataConfig
 from dkcls.errors import UserError
 from dkcls.registry import Registry
+from dkcls.words import check_keywords, keywords
 
 SPLITS = ("train", "val", "test")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 COCO_AREAS = (32.0**2, 96.0**2)
-_OF_SOME_SETS = (
-    "object_scale",
-    "object_rotation",
-    "noise",
-    "clutter",
-    "objects",
-    "length",
-    "num_classes",
-    "bad_rows",
-)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -117,19 +107,34 @@ class Dataset(ABC, Generic[B]):
     std: tuple[float, ...]
     # Problems of the set as a whole, "path: reason" each; the loader reports them with bad files.
     notes: tuple[str, ...] = ()
-    # Keys of DataConfig that only a set takes whose constructor has an argument of that name.
-    options: ClassVar[tuple[str, ...]] = ("image_size", *_OF_SOME_SETS)
 
     @classmethod
-    def create(cls, config: DataConfig, split: str, seed: int, training: bool) -> Self:
-        """Return a split of the set that a config names, as `create_dataset` does."""
-        raise NotImplementedError(f"{cls.__name__} cannot be created from a config")
+    def create(
+        cls, data: DataConfig, augment: AugmentConfig, split: str, *, seed: int, training: bool
+    ) -> Self:
+        """Return a split of the set that a config names, as `create_dataset` does.
+
+        The constructor gets what it takes of split, root, training and seed, and its options.
+        """
+        given = {"split": split, "training": training, "seed": seed}
+        if "root" in keywords(cls):
+            given["root"] = root_of(data)
+        return cls(**cls.arguments(data, **given))
 
     @classmethod
-    def given_options(cls, config: DataConfig) -> dict[str, Any]:
-        """Return the `options` that the config gives a value other than the default."""
-        values = {name: getattr(config, name) for name in cls.options}
-        return {name: value for name, value in values.items() if value != getattr(DataConfig, name)}
+    def arguments(cls, data: DataConfig, **given: Any) -> dict[str, Any]:
+        """Return those of the given arguments that the constructor takes, and `data.options`.
+
+        ValueError if the constructor does not take an option, or the image size.
+        """
+        taken = keywords(cls)
+        if data.image_size is not None and "image_size" not in given:
+            if "image_size" not in taken:
+                raise ValueError(f"data set {data.name!r} takes no image_size")
+            given["image_size"] = data.image_size
+        known = {*given, "image_size"}
+        check_keywords("data.options", data.options, cls, f"data set {data.name!r}", known)
+        return {name: value for name, value in given.items() if name in taken} | data.options
 
     @property
     def num_classes(self) -> int:
@@ -164,7 +169,6 @@ class DetectionDataset(Dataset[DetectionBatch]):
 
     # Square pixels: objects below the first are small, above the second large.
     areas: tuple[float, float] = COCO_AREAS
-    options = ("image_size", "rand_augment", "erase_prob", "interpolation", *_OF_SOME_SETS)
 
     @abstractmethod
     def size(self, index: int) -> tuple[int, int]:
@@ -189,8 +193,18 @@ class DetectionDataset(Dataset[DetectionBatch]):
 DATASETS: Registry[type[Dataset]] = Registry("data set", "dkcls.data.sets")
 
 
+def register_dataset(name: str) -> Callable[[Any], Any]:
+    """Return a decorator that makes a subclass of Dataset a value of data=NAME."""
+    return DATASETS.register(name)
+
+
 def create_dataset(
-    config: DataConfig, split: str, seed: int = 0, *, training: bool = False
+    config: DataConfig,
+    split: str,
+    seed: int = 0,
+    *,
+    augment: AugmentConfig | None = None,
+    training: bool = False,
 ) -> Dataset[Any]:
     """Return a split of the data set that a config names; UserError if it cannot be had.
 
@@ -200,6 +214,7 @@ def create_dataset(
     deformed_fashion, deformed_detection and synthetic have an augmentation of their own or none,
     and coco only `hflip`.
     """
+    augment = augment or AugmentConfig()
     if config.name is None:
         raise UserError(
             "data=NAME or data.name=NAME is needed: which images; data=deformed_fashion is embedded"
@@ -207,13 +222,22 @@ def create_dataset(
     try:
         kind = DATASETS.find(config.name)
         check_split(split)
-        arguments = inspect.signature(kind).parameters
-        unknown = [name for name in kind.given_options(config) if name not in arguments]
-        if unknown:
-            raise ValueError(f"data set {config.name!r} takes no {', '.join(unknown)}")
-        return kind.create(config, split, seed, training)
+        if issubclass(kind, DetectionDataset):
+            _refuse_transforms(config, augment)
+        return kind.create(config, augment, split, seed=seed, training=training)
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"data: {error}") from error
+
+
+def _refuse_transforms(data: DataConfig, augment: AugmentConfig) -> None:
+    """Raise ValueError for what the images of a detector do not go through."""
+    given = {
+        "data.interpolation": data.interpolation,
+        "augment.rand_augment": augment.rand_augment,
+        "augment.erase_prob": augment.erase_prob,
+    }
+    if unused := [key for key, value in given.items() if value]:
+        raise ValueError(f"data set {data.name!r} takes no {', '.join(unused)}")
 
 
 def check_split(split: str) -> str:

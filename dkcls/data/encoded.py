@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.config import DataConfig
+from dkcls.config import AugmentConfig, DataConfig
 from dkcls.data.dataset import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -96,10 +96,12 @@ class EncodedImages(EncodedFiles[Batch], ImageDataset):
         )
 
     @classmethod
-    def create(cls, config: DataConfig, split: str, seed: int, training: bool) -> Self:
-        """Return a split of the images below `config.root`."""
-        arguments = image_arguments(config, split, seed, training, cls.mean, cls.std, 224)
-        return cls(**arguments)
+    def create(
+        cls, data: DataConfig, augment: AugmentConfig, split: str, *, seed: int, training: bool
+    ) -> Self:
+        """Return a split of the images below `data.root`."""
+        given = with_transform(data, augment, training, cls.mean, cls.std, 224)
+        return cls(**cls.arguments(data, **given, split=split, training=training, seed=seed))
 
     @abstractmethod
     def target(self, index: int) -> int: ...
@@ -127,29 +129,21 @@ class EncodedImages(EncodedFiles[Batch], ImageDataset):
         )
 
 
-def image_arguments(
-    config: DataConfig,
-    split: str,
-    seed: int,
+def with_transform(
+    data: DataConfig,
+    augment: AugmentConfig,
     training: bool,
     mean: Sequence[float],
     std: Sequence[float],
     image_size: int,
 ) -> dict[str, Any]:
-    """Return the arguments of the constructor of a set that takes a root and a transform.
+    """Return root, transform and image size, for the constructor of a set that takes them.
 
     `mean`, `std` and `image_size` are the set's own, for what the config leaves open.
     """
-    root = root_of(config)
-    image_size = config.image_size or image_size
-    return {
-        "root": root,
-        "split": split,
-        "transform": create_transform(config, image_size, mean, std, training),
-        "image_size": image_size,
-        "training": training,
-        "seed": seed,
-    }
+    root, image_size = root_of(data), data.image_size or image_size
+    transform = create_transform(data, augment, image_size, mean, std, training)
+    return {"root": root, "transform": transform, "image_size": image_size}
 
 
 def empty_batch(count: int, channels: int, size: int, planar: bool) -> Tensor:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from dkcls.config import DataConfig
+from dkcls.config import AugmentConfig, DataConfig
 
 INTERPOLATIONS = ("bilinear", "bicubic")
 GREY = (0.299, 0.587, 0.114)  # shares of red, green and blue in grey
@@ -128,7 +128,8 @@ class TrainTransform:
 
 
 def create_transform(
-    config: DataConfig,
+    data: DataConfig,
+    augment: AugmentConfig,
     image_size: int,
     mean: Sequence[float],
     std: Sequence[float],
@@ -139,20 +140,20 @@ def create_transform(
     `mean` and `std` are the data set's own. Where the config has others, erasing and RandAugment
     take those, with which the images will be normalised.
     """
-    interpolation = config.interpolation or "bilinear"
+    interpolation = data.interpolation or "bilinear"
     if not training:
-        return EvalTransform(image_size, config.crop_ratio, interpolation)
+        return EvalTransform(image_size, data.crop_ratio, interpolation)
     return TrainTransform(
         image_size,
-        scale=(config.scale[0], config.scale[1]),
-        ratio=(config.ratio[0], config.ratio[1]),
-        hflip=config.hflip,
-        color_jitter=config.color_jitter,
-        rand_augment=config.rand_augment,
-        erase_prob=config.erase_prob,
+        scale=(augment.scale[0], augment.scale[1]),
+        ratio=(augment.ratio[0], augment.ratio[1]),
+        hflip=augment.hflip,
+        color_jitter=augment.color_jitter,
+        rand_augment=augment.rand_augment,
+        erase_prob=augment.erase_prob,
         interpolation=interpolation,
-        mean=for_channels(config.mean or mean, len(mean)),
-        std=for_channels(config.std or std, len(std)),
+        mean=for_channels(data.mean or mean, len(mean)),
+        std=for_channels(data.std or std, len(std)),
     )
 
 

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dkcls.engine.log import peak_memory, print_table, reset_peak_memory
+from dkcls.engine.log import peak_memory, reset_peak_memory
 from dkcls.engine.optim import milestones
 from dkcls.engine.trainer import Trainer
 from dkcls.errors import UserError
 from dkcls.models import count_macs, count_parameters
+from dkcls.words import print_table
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Evaluation: each image exactly once over all ranks. The trainer's and eval.py's."""
 
 import time
-from collections.abc import Iterable
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from torch import nn
 from tqdm import tqdm
 
 from dkcls.config import DataConfig, EvalConfig
+from dkcls.config.convert import merged
 from dkcls.data import create_dataset, create_loader
+from dkcls.engine import distributed
 from dkcls.engine.distributed import World, autocast
 from dkcls.engine.network import Network, load
 from dkcls.engine.task import TASKS, Evaluation, Task
@@ -18,17 +20,22 @@ from dkcls.errors import UserError
 
 
 def evaluate(
-    path: str | None, config: EvalConfig, world: World, overrides: Iterable[str] = ()
+    path: str | None = None, config: EvalConfig | None = None, world: World | None = None
 ) -> dict[str, Any]:
     """Return the metrics of a file's network on a split, each image counted once over all ranks.
 
-    `path` None is `config.model.pretrained`; `overrides` are the command line's, which tell what
-    was asked of the data. UserError, on all ranks, if too many files are bad.
+    `path` None is `config.checkpoint` or `config.model.pretrained`; `world` None starts one.
+    UserError, on all ranks, if too many files are bad.
     """
+    config = config or EvalConfig()
+    path = path or config.checkpoint
+    if world is None:
+        with distributed.start(config.device, config.timeout) as own_world:
+            return evaluate(path, config, own_world)
     with world.together():
         network = load(path, config.model, config.weights)
-        task = TASKS.find(network.config.task)
-        data = data_for(network, task, config.data, overrides)
+        task = TASKS.find(network.config.task.name)
+        data = data_for(network, task, config.data)
         dataset = create_dataset(data, config.split, network.config.seed)
         evaluation = task.evaluation_of(network, dataset, data, config, world.device)
     channels_last = network.config.train.channels_last
@@ -79,22 +86,14 @@ def measure(
     return evaluation.metrics(world)
 
 
-def data_for(
-    network: Network, task: type[Task], asked: DataConfig, overrides: Iterable[str] = ()
-) -> DataConfig:
-    """Return the data that a network was trained on, or that data=NAME chose, as it takes images.
+def data_for(network: Network, task: type[Task], asked: Mapping[str, Any]) -> DataConfig:
+    """Return the data that a network was trained on, as it takes images, with what is asked on top.
 
-    On top goes what the command line gives as data.KEY=VALUE, and, without data=NAME, all that is
-    not at its default.
+    If a name is asked for, the data set is another one, of which the run's config says nothing.
     """
-    keys = {override.lstrip("+~").split("=")[0] for override in overrides}
-    names = [field.name for field in fields(DataConfig)]
-    if "data" in keys:
-        base, differing = asked, set()
-    else:
-        base = asked if network.classes is None else network.config.data
-        default = DataConfig()
-        differing = {name for name in names if getattr(asked, name) != getattr(default, name)}
+    base = DataConfig() if "name" in asked else network.config.data
     taken = {key: getattr(network.input, key) for key in task.input_keys}
-    chosen = [name for name in names if f"data.{name}" in keys or name in differing]
-    return replace(base, **{**taken, **{name: getattr(asked, name) for name in chosen}})
+    try:
+        return merged(replace(base, **taken), asked)
+    except ValueError as error:
+        raise UserError(f"data: {error}") from error

@@ -1,4 +1,4 @@
-"""The log of a run, which rank 0 keeps: metrics.jsonl, TensorBoard, progress bar or plain lines."""
+"""The log of a run, which rank 0 keeps: metrics.jsonl, loggers, progress bar or plain lines."""
 
 import json
 import logging
@@ -6,20 +6,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
-from torchvision.utils import make_grid
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from dkcls.errors import UserError
 from dkcls.layers import OffsetRecord
+from dkcls.registry import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +27,64 @@ logger = logging.getLogger(__name__)
 CLOCK = ("seconds", "images_per_s", "data_wait", "memory_mib")
 
 
+class Logger:
+    """A place where metrics go. A subclass overrides what it has a use for.
+
+    When a method raises OSError, the run goes on without the logger.
+
+    Args:
+        run: the run's folder.
+        step: where the run starts or resumes; what was logged of later steps will come again.
+    """
+
+    def __init__(self, run: Path, step: int):
+        pass
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Log numbers by name, such as train/loss or val/top1."""
+
+    def text(self, name: str, text: str) -> None:
+        """Log a text, such as the config."""
+
+    def image(self, name: str, image: Tensor) -> None:
+        """Log a picture, uint8 [C, H, W]."""
+
+    def close(self) -> None:
+        """Write what is not written yet, at the end of the run."""
+
+
+LOGGERS: Registry[type[Logger]] = Registry("logger", "dkcls.engine.loggers")
+
+
+def register_logger(name: str) -> Callable[[Any], Any]:
+    """Return a decorator that makes a subclass of Logger a value of log.to=[...]."""
+    return LOGGERS.register(name)
+
+
+def make_loggers(names: Sequence[str], run: Path, step: int) -> dict[str, Logger]:
+    """Return the loggers of these names; UserError if there is none of a name."""
+    try:
+        kinds = {name: LOGGERS.find(name) for name in names}
+    except ValueError as error:
+        raise UserError(f"log.to: {error}") from error
+    loggers = {}
+    for name, kind in kinds.items():
+        try:
+            loggers[name] = kind(run, step)
+        except OSError as error:
+            _warn(name, error)
+    return loggers
+
+
+def _warn(name: str, error: OSError) -> None:
+    logger.warning("%s cannot be written (%s): the run goes on without it", name, error.strerror)
+
+
 class Log:
     """The log, and a context at whose end files are closed and the bar goes.
 
     Args:
+        to: names of loggers.
         shown: the metrics that lines and bar show, besides images per second.
         seconds: that the run took before, up to `step`.
     """
@@ -40,7 +94,7 @@ class Log:
         run: Path,
         step: int,
         total_steps: int,
-        tensorboard: bool,
+        to: Sequence[str],
         *,
         shown: Sequence[str] = (),
         seconds: float = 0.0,
@@ -48,19 +102,15 @@ class Log:
         self.started = time.perf_counter() - seconds
         self.shown = {*shown, "images_per_s"}
         self.path = run / "metrics.jsonl"
+        self.loggers = make_loggers(to, run, step)
         self.file = self.path.open("ab", buffering=0)
         self.unwritten = b""  # while the disk is full
-        self.board: SummaryWriter | None = None
-        if tensorboard:
-            with self._board_may_fail():
-                self.board = SummaryWriter(run / "tensorboard", purge_step=step)
         terminal = sys.stderr.isatty()
         self.bar = tqdm(
             total=total_steps, initial=step, unit="step", dynamic_ncols=True, disable=not terminal
         )
-        self.redirect = (
-            logging_redirect_tqdm() if terminal else None
-        )  # of the root logger, which prints all others' lines
+        # Of the root logger, which prints all others' lines.
+        self.redirect = logging_redirect_tqdm() if terminal else None
 
     def __enter__(self) -> "Log":
         self.excepthook, threading.excepthook = threading.excepthook, self._of_a_thread
@@ -78,9 +128,7 @@ class Log:
             self.redirect.__exit__(kind, error, trace)
         self.bar.close()
         self.file.close()
-        with self._board_may_fail():
-            if self.board is not None:
-                self.board.close()
+        self._tell(lambda each: each.close())
         threading.excepthook = self.excepthook
 
     @property
@@ -109,10 +157,7 @@ class Log:
                 self.path,
                 error.strerror,
             )
-        with self._board_may_fail():
-            if self.board is not None:
-                for name, value in values.items():
-                    self.board.add_scalar(f"{kind}/{name}", value, step)
+        self._scalars({f"{kind}/{name}": value for name, value in values.items()}, step)
         shown = {name: f"{value:.4g}" for name, value in values.items() if name in self.shown}
         if kind == "train":
             self.bar.set_postfix(shown)
@@ -130,16 +175,17 @@ class Log:
         while self.unwritten:
             self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
 
-    @contextmanager
-    def _board_may_fail(self) -> Iterator[None]:
-        """Curves are worth no run: when the disk is full there are none from then on."""
-        try:
-            yield
-        except OSError as error:
-            self.board = None
-            logger.warning(
-                "TensorBoard's files cannot be written (%s): no curves from here", error.strerror
-            )
+    def _scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._tell(lambda each: each.scalars(values, step))
+
+    def _tell(self, what: Callable[[Logger], None]) -> None:
+        """Tell every logger, and drop one that cannot be written: curves are worth no run."""
+        for name, each in list(self.loggers.items()):
+            try:
+                what(each)
+            except OSError as error:
+                del self.loggers[name]
+                _warn(name, error)
 
     def _of_a_thread(self, failure: threading.ExceptHookArgs) -> None:
         """TensorBoard's writer raises in its thread what its next call raises again."""
@@ -147,39 +193,26 @@ class Log:
             self.excepthook(failure)
 
     def offsets(self, step: int, records: Mapping[str, OffsetRecord]) -> None:
-        """Draw for each layer how far its offsets reach on average, and the share out of scope."""
-        with self._board_may_fail():
-            for layer, record in records.items():
-                reach = {"kernel_offset": record.kernel_offset, "image_offset": record.image_offset}
-                values = {
-                    name: offset.abs().mean()
-                    for name, offset in reach.items()
-                    if offset is not None
-                }
-                values |= {"clipped": record.clipped} if record.clipped is not None else {}
-                for name, value in values.items():
-                    if self.board is not None:
-                        self.board.add_scalar(f"{name}/{layer}", value.item(), step)
+        """Log for each layer how far its offsets reach on average, and the share out of scope."""
+        for layer, record in records.items():
+            reach = {"kernel_offset": record.kernel_offset, "image_offset": record.image_offset}
+            values = {
+                name: offset.abs().mean() for name, offset in reach.items() if offset is not None
+            }
+            values |= {"clipped": record.clipped} if record.clipped is not None else {}
+            self._scalars({f"{name}/{layer}": v.item() for name, v in values.items()}, step)
 
     def text(self, name: str, text: str) -> None:
-        with self._board_may_fail():
-            if self.board is not None:
-                self.board.add_text(name, f"```\n{text}\n```")
+        self._tell(lambda each: each.text(name, text))
 
     def images(self, name: str, images: Sequence[Tensor]) -> None:
-        """uint8 [C, H, W] each; those that have the first one's size."""
-        with self._board_may_fail():
-            if self.board is not None and len(images):
-                shown = torch.stack([image for image in images if image.shape == images[0].shape])
-                self.board.add_image(
-                    name, make_grid(shown.float() / 255, nrow=max(1, int(len(shown) ** 0.5)))
-                )
+        """Log a grid of those uint8 images [C, H, W] that have the size of the first one."""
+        if len(images):
+            from torchvision.utils import make_grid  # here, because it takes a second
 
-
-def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print rows of (name, value) under a title."""
-    width = max(len(name) for name, _ in rows)
-    print("\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in rows)]))
+            shown = torch.stack([image for image in images if image.shape == images[0].shape])
+            grid = make_grid(shown, nrow=max(1, int(len(shown) ** 0.5)))
+            self._tell(lambda each: each.image(name, grid))
 
 
 def _words(values: dict[str, Any]) -> str:

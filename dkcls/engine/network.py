@@ -5,6 +5,8 @@ them ever runs.
 """
 
 import json
+import re
+import sys
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -25,6 +27,7 @@ from dkcls.engine.task import TASKS, Card, Input
 from dkcls.errors import UserError
 from dkcls.files import DamagedFile
 from dkcls.models.weights import load_weights_
+from dkcls.words import keywords, near
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def load(
 
         return load_onnx(path)
     weights = read_weights(path, which)
-    found = weights.card.config.task if weights.card is not None else "classification"
+    found = weights.card.config.task.name if weights.card is not None else "classification"
     if task is not None and found != task:
         raise UserError(f"{path} must be a network for {task}, got one for {found}")
     return TASKS.find(found).load(replace(model, pretrained=path), weights, path)
@@ -160,7 +163,8 @@ def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
     trained = weights.card.config.model
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     given = {name: value for name, value in values.items() if value is not None}
-    return replace(trained, **{"freeze": None, **given, "kwargs": trained.kwargs | config.kwargs})
+    merged = {"options": trained.options | config.options, "kwargs": trained.kwargs | config.kwargs}
+    return replace(trained, **{"freeze": None, **given, **merged})
 
 
 def weights_input(config: ModelConfig, weights: Weights) -> Input:
@@ -211,7 +215,18 @@ def create_network(
             name, num_classes=num_classes, in_chans=channels, **config.arguments()
         )
     except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"model: {error}") from error
+        raise UserError(f"model: {explain(error, name)}") from error
+
+
+def explain(error: Exception, name: str) -> str:
+    """Return the sentence of an error in timm, with what is near to an unknown argument."""
+    pattern = r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'"
+    unknown = re.search(pattern, str(error))
+    module = sys.modules[timm.models.model_entrypoint(name.split(".")[0]).__module__]
+    if unknown is None or not hasattr(module, unknown[1]):
+        return str(error)
+    takes = keywords(getattr(module, unknown[1]))
+    return f"{name} takes no argument {unknown[2]!r}{near(unknown[2], takes)}"
 
 
 def load_(model: nn.Module, weights: Weights, path: str | None) -> list[str]:

@@ -16,20 +16,24 @@ from dkcls.layers import offset_generators
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
+STEM_STRIDE = 4  # of the first stage's feature map
+
+
 def freeze_(model: nn.Module, names: str | Sequence[str] | None) -> None:
     """Keep what is under these names as it is.
 
     The normalisation there does not gather statistics either: `Trainer.set_train_mode`.
-    `names`: "backbone" for all but the classifier, or the names of modules or parameters.
+    `names`: "stem" with the first stage, "backbone" for all but the classifier, or a list of these
+    and of the names of modules or parameters.
     """
-    names = [names] if isinstance(names, str) else names or []
-    head = _ids(_classifier(model)) if "backbone" in names else set()
-    for name in names:
-        found = [
-            p
-            for key, p in model.named_parameters()
-            if name == "backbone" or f"{key}.".startswith(f"{name}.")
-        ]
+    for name in [names] if isinstance(names, str) else names or []:
+        if name == "stem":
+            found = stem_parameters(model)
+        elif name == "backbone":
+            head = _ids(_classifier(model))
+            found = [p for p in model.parameters() if id(p) not in head]
+        else:
+            found = [p for key, p in model.named_parameters() if f"{key}.".startswith(f"{name}.")]
         if not found:
             children = ", ".join(name for name, _ in model.named_children())
             raise UserError(
@@ -37,10 +41,27 @@ def freeze_(model: nn.Module, names: str | Sequence[str] | None) -> None:
                 f"the network has {children}"
             )
         for p in found:
-            if name != "backbone" or id(p) not in head:
-                p.requires_grad_(False)
+            p.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"model.freeze={names} leaves nothing to train")
+
+
+def stem_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters up to the end of the first stage, of a network or a detector's body.
+
+    timm says where that is: the first feature map with a stride of 4 or more.
+    """
+    body = getattr(model, "body", model)
+    info = getattr(body, "feature_info", None)
+    maps = getattr(info, "info", info)  # a list, or timm's object around one
+    if not maps:
+        raise UserError("model.freeze=stem needs a network that tells timm of its feature maps")
+    first = next((each for each in maps if each["reduction"] >= STEM_STRIDE), maps[-1])
+    modules = dict(getattr(body, "model", body).named_modules())
+    stage = modules.get(first["module"]) or modules[first["module"].replace(".", "_")]
+    inside, parameters = _ids(stage), list(body.parameters())
+    last = max(i for i, p in enumerate(parameters) if id(p) in inside)
+    return parameters[: last + 1]
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig, lr: float) -> list[dict]:

@@ -51,9 +51,10 @@ def train(config: Config) -> dict[str, Any] | None:
                 if world.is_main:
                     stack.enter_context(run.hold())
                     run.check_config(config)
-            result: dict[str, Any] | None = world.from_main(run.result() if world.is_main else None)
+            result: dict[str, Any] | None = world.from_main(
+                run.finished(config) if world.is_main else None
+            )
             if result is not None:
-                logger.info("%s is finished; give another name=... to train again", run.path)
                 return result if world.is_main else None
             with world.together():
                 trainer = build_trainer(config, world)
@@ -69,7 +70,7 @@ def train(config: Config) -> dict[str, Any] | None:
                     run.path,
                     trainer.step,
                     trainer.total_steps,
-                    config.log.tensorboard,
+                    config.log.to,
                     shown=trainer.task.shown,
                     seconds=seconds,
                 )
@@ -104,7 +105,7 @@ def build_trainer(config: Config, world: World) -> Trainer:
         if world.device.type == "cuda":
             torch.backends.cudnn.benchmark = not config.train.deterministic
         batch_size = world.batch_per_rank(config.train.batch_size, config.train.accumulation)
-        parts = TASKS.find(config.task).build(config, world)
+        parts = TASKS.find(config.task.name).build(config, world)
         config = parts.config
         model = parts.model.to(world.device)
         loaders = build_loaders(parts, batch_size, world)
@@ -209,6 +210,6 @@ def _introduce(trainer: Trainer, log: Log) -> None:
     )
     if trainer.step == 0:
         log.text("config", yaml.safe_dump(config.to_dict(), sort_keys=False))
-        if log.board is not None and config.log.images:
+        if log.loggers and config.log.images:
             first = trainer.first_batch(trainer.train_loader)
             log.images("train", first.images[: config.log.images])

@@ -70,14 +70,20 @@ class RunDirectory:
             lock.close()
 
     def check_config(self, config: Config) -> None:
-        """The config of a run that is there must be the same."""
+        """Raise UserError unless the config of a run that is there is the same."""
         file = self.path / "config.yaml"
         if file.exists():
             if config.resume == "never":
                 raise UserError(
                     f"{self.path} holds a run already, and resume=never; give another name=..."
                 )
-            changed = changed_keys(self._read(file, yaml.safe_load), config.to_dict())
+            try:
+                changed = changed_keys(self._read(file, yaml.safe_load), config.to_dict())
+            except ValueError as error:
+                raise UserError(
+                    f"{self.path} was written by another version of dkcls, whose keys are not "
+                    f"those of this one ({error}); give another name=..."
+                ) from error
             if changed:
                 raise UserError(
                     f"{self.path} holds a run with another config ({'; '.join(changed)}); "
@@ -96,6 +102,14 @@ class RunDirectory:
         """What a finished run came to."""
         file = self.path / "result.json"
         return self._read(file, json.loads) if file.exists() else None
+
+    def finished(self, config: Config) -> dict[str, Any] | None:
+        """Return the result if the run is finished, and was made with this config."""
+        result = self.result()
+        if result is not None:
+            self.check_config(config)
+            logger.info("%s is finished; give another name=... to train again", self.path)
+        return result
 
     def finish(self, result: dict[str, Any]) -> None:
         self._write("result.json", json.dumps(result, indent=2))

@@ -1,14 +1,22 @@
 """Tasks: what a network is trained for, and everything that the engine has to be told of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dkcls.config import Config, DataConfig, EvalConfig, ModelConfig, from_dict
+from dkcls.config import (
+    TASK_CONFIGS,
+    Config,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TaskConfig,
+)
+from dkcls.config.convert import from_dict
 from dkcls.data import Dataset, for_channels
 from dkcls.engine.distributed import World
 from dkcls.errors import UserError
@@ -146,3 +154,17 @@ class Task(ABC):
 
 
 TASKS: Registry[type[Task]] = Registry("task", "dkcls.tasks")
+
+
+def register_task(name: str, config: type[TaskConfig]) -> Callable[[Any], Any]:
+    """Return a decorator that makes a subclass of Task a value of task=.
+
+    `config` is the dataclass of the task's keys, whose default for `name` is this name.
+    """
+    if not issubclass(config, TaskConfig) or config().name != name:
+        raise ValueError(
+            f"the config of task {name!r} must be a dataclass derived from TaskConfig "
+            f"with name = {name!r}"
+        )
+    TASK_CONFIGS[name] = config
+    return TASKS.register(name)

@@ -295,7 +295,7 @@ class Trainer:
 
     def _log_offsets(self, model: nn.Module) -> None:
         """Log how far offsets reach, and how many leave their scope, on the first val images."""
-        if self.log is None or self.log.board is None:
+        if self.log is None or not self.log.loggers:
             return
         batch = self.first_batch(self.val_loader)
         if batch is None:

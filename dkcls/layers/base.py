@@ -4,7 +4,8 @@ No layer is an nn.Conv2d, so that initialisers that go by that class, as timm's 
 alone: a layer draws its weight itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,14 @@ from dkcls.registry import Registry
 
 LAYERS: Registry[type[nn.Module]] = Registry("layer", "dkcls.layers")
 LAYERS.register("rigid")(nn.Conv2d)
+
+
+def register_layer(name: str, label: str | None = None) -> Callable[[Any], Any]:
+    """Return a decorator that makes a layer a value of `model.spatial`.
+
+    The layer takes nn.Conv2d's arguments; `label` is its name in tables and pictures.
+    """
+    return LAYERS.register(name, label)
 
 
 def layer_class(name: str) -> type[nn.Module]:

@@ -6,7 +6,7 @@ swapped afterwards.
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
@@ -16,9 +16,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg
 from torch import nn
 
-from dkcls.layers import LAYERS, CondConv2d, layer_class
-from dkcls.layers.deform_kernel import ScopeConv2d
+from dkcls.layers import LAYERS, layer_class
 from dkcls.ops.geometry import Grid
+from dkcls.words import check_keywords, keywords
 
 POINTWISE = ("rigid", "global_dk", "cond")
 # The rest of an operator without its image offsets.
@@ -48,6 +48,7 @@ class Variant:
         experts: number of experts of conditional convolutions.
         grid, clip, scope_init: as the layers take them.
         depthwise_gain: scales the initial depthwise weights.
+        options: further arguments of the layer that `spatial` names.
     """
 
     spatial: str = "rigid"
@@ -59,12 +60,16 @@ class Variant:
     clip: str = "hard"
     scope_init: str = "rigid"
     depthwise_gain: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_choice("spatial", self.spatial, LAYERS)
         _check_choice("pointwise", self.pointwise, POINTWISE)
         if not self.depthwise_gain > 0:
             raise ValueError(f"depthwise_gain must be above 0, got {self.depthwise_gain!r}")
+        layer = layer_class(self.spatial)
+        given = [*keywords(nn.Conv2d), *self._arguments(self.spatial, self.scope)]
+        check_keywords("model.options", self.options, layer, f"the layer {self.spatial!r}", given)
 
     def spatial_conv(
         self,
@@ -82,7 +87,8 @@ class Variant:
             "bias": False,
             "device": device,
             "dtype": dtype,
-            **self._options(name, self.scope),
+            **self._arguments(name, self.scope),
+            **(self.options if name == self.spatial else {}),
         }
         return layer_class(name)(
             channels, channels, 3, stride, dilation, dilation, channels, **options
@@ -101,19 +107,21 @@ class Variant:
             "bias": False,
             "device": device,
             "dtype": dtype,
-            **self._options(self.pointwise, self.pointwise_scope),
+            **self._arguments(self.pointwise, self.pointwise_scope),
         }
         return layer_class(self.pointwise)(in_channels, out_channels, 1, **options)
 
-    def _options(self, name: str, scope: int) -> dict[str, Any]:
-        if issubclass(layer_class(name), ScopeConv2d):
-            return {
-                "scope": scope,
-                "grid": self.grid,
-                "clip": self.clip,
-                "scope_init": self.scope_init,
-            }
-        return {"experts": self.experts} if issubclass(layer_class(name), CondConv2d) else {}
+    def _arguments(self, name: str, scope: int) -> dict[str, Any]:
+        """Return those of the variant's arguments that the layer of that name takes."""
+        own = {
+            "scope": scope,
+            "grid": self.grid,
+            "clip": self.clip,
+            "scope_init": self.scope_init,
+            "experts": self.experts,
+        }
+        taken = keywords(layer_class(name))
+        return {argument: value for argument, value in own.items() if argument in taken}
 
 
 def imagenet_cfg(**changes: Any) -> dict[str, Any]:
@@ -146,7 +154,7 @@ def build_network(
     The arguments are the fields of `Variant`, the keyword-only ones of `network`, and timm's own;
     any other is refused.
     """
-    own = [field.name for field in fields(Variant)]
+    own = [each.name for each in fields(Variant)]
     keywords = [
         p.name for p in inspect.signature(network).parameters.values() if p.kind is p.KEYWORD_ONLY
     ]

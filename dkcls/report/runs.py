@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from dkcls.config import FREE, flat
+from dkcls.config import flat, free_keys
 from dkcls.errors import UserError
 from dkcls.layers import LAYERS
 from dkcls.layers.deform_kernel import ScopeConv2d
@@ -77,9 +77,10 @@ def _read(path: Path) -> Run:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Group runs by all settings that differ but the seed, in the order of these settings.
 
-    Keys that do not make another run, `dkcls.config.FREE`, do not count.
+    Keys that do not make another run (`free_keys`) do not count.
     """
-    keys = [key for run in runs for key in run.config if key != "seed" and key not in FREE]
+    ignored = {"seed", *free_keys()}
+    keys = [key for run in runs for key in run.config if key not in ignored]
     differ = [
         key for key in dict.fromkeys(keys) if len({repr(run.config.get(key)) for run in runs}) > 1
     ]

@@ -38,7 +38,7 @@ FOLDER = (
     f"train.batch_size={BATCH}",
     "train.eval_batch_size=50",
     "schedule.epochs=2",
-    "log.tensorboard=false",
+    "log.to=[]",
     "data.image_size=16",
     "data.workers=2",
 )

@@ -24,7 +24,7 @@ from .lab import (
     wait_for_step,
 )
 
-TWICE = ("schedule.epochs=2", "log.tensorboard=false")
+TWICE = ("schedule.epochs=2", "log.to=[]")
 SAVES = (  # where a process dies in a save
     "best:file", "best:link", "1:file", "2:hash", "3:prune", "2:link",
     "1:hash", "2:file", "1:link", "3:file", "1:prune", "3:hash",
@@ -228,7 +228,7 @@ def two_at_once(lab: Lab) -> Row:
     """Start a second process in a run's directory, and two that start together in another's."""
     row = Row("a second process in the same run directory", outcome="refused")
     folder = lab.folder / "held"
-    length = ("schedule.epochs=20", "log.tensorboard=false")
+    length = ("schedule.epochs=20", "log.to=[]")
     first = start_imported(folder, *length)
     until(lambda: (run_of(folder) / ".lock").exists(), first)
     for _ in range(lab.many(5, 1)):

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dkcls.config import FREE
+from dkcls.config import free_keys
 from dkcls.engine.log import CLOCK
 
 from . import faults
@@ -42,8 +42,12 @@ SMALL = (
     "model.scope=4",
 )
 STEPS_PER_EPOCH = 25
-BOARD = ("schedule.epochs=1", "train.batch_size=100", "data.length=2500")  # an epoch of 25 steps
-SHORT = (*BOARD, "log.tensorboard=false")
+BOARD = (
+    "schedule.epochs=1",
+    "train.batch_size=100",
+    "data.options.length=2500",
+)  # an epoch of 25 steps
+SHORT = (*BOARD, "log.to=[]")
 _one_at_a_time = Lock()  # of the runs that several drills compare with
 PATIENCE = 600.0  # seconds for anything to happen, on a machine that is busy with other work
 
@@ -345,7 +349,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def state_of(folder: Path, name: str = "last.pt") -> dict[str, Any]:
     """Load a checkpoint without the keys that may differ within a run."""
     state = torch.load(run_of(folder) / name, weights_only=True)
-    for key in FREE:
+    for key in free_keys():
         group, _, last = key.rpartition(".")
         (state["config"][group] if group else state["config"]).pop(last, None)
     return state

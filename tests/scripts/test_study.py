@@ -92,7 +92,7 @@ def test_the_seconds_of_a_run_are_told_if_all_of_it_was_done_now(
     monkeypatch.setattr(study, "train", train)
     job = ["name=one", f"out={tmp_path}", "seed=3"]
     for _ in range(2):
-        study._train(job, ROOT / "configs", lambda folder, seconds: told.append((folder, seconds)))
+        study._train(job, lambda folder, seconds: told.append((folder, seconds)))
     assert trained == ["one", "one"]
     assert [folder for folder, _ in told] == [tmp_path / "one"] * 2
     assert told[0][1] >= 0
@@ -105,4 +105,4 @@ def test_an_error_names_its_run(own_process, monkeypatch, tmp_path):
 
     monkeypatch.setattr(study, "train", fail)
     with pytest.raises(UserError, match="one: no data"):
-        study._train(["name=one", f"out={tmp_path}"], ROOT / "configs", None)
+        study._train(["name=one", f"out={tmp_path}"], None)

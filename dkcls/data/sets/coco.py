@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.config import DataConfig
+from dkcls.config import AugmentConfig, DataConfig
 from dkcls.data.dataset import (
     DATASETS,
     IMAGENET_MEAN,
@@ -97,10 +97,12 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
         self.notes = tuple(f"{self.file}: {what} ({count})" for count, what in found if count)
 
     @classmethod
-    def create(cls, config: DataConfig, split: str, seed: int, training: bool) -> Self:
-        """Return a split of the images below `config.root`."""
-        root, options = root_of(config), cls.given_options(config)
-        return cls(root, split, training=training, hflip=config.hflip, seed=seed, **options)
+    def create(
+        cls, data: DataConfig, augment: AugmentConfig, split: str, *, seed: int, training: bool
+    ) -> Self:
+        """Return a split of the images below `data.root`."""
+        given = {"root": root_of(data), "split": split, "hflip": augment.hflip}
+        return cls(**cls.arguments(data, **given, training=training, seed=seed))
 
     def __len__(self) -> int:
         return len(self._image_ids)

@@ -6,12 +6,11 @@ metrics.
 """
 
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from dkcls.config import DataConfig
 from dkcls.data.dataset import (
     DATASETS,
     SPLITS,
@@ -128,11 +127,6 @@ class DeformedDetection(DetectionDataset):
         sides = log_uniform(self.object_scale, np.array([1 / 3, 2 / 3])) * SIDE * _FILLED
         small, large = (float(round(side) ** 2) for side in sides)
         self.areas = small, large
-
-    @classmethod
-    def create(cls, config: DataConfig, split: str, seed: int, training: bool) -> Self:
-        """Return a split; what is drawn in training depends on `seed`."""
-        return cls(split, training=training, seed=seed, **cls.given_options(config))
 
     def __len__(self) -> int:
         return self.length

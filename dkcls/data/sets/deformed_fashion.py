@@ -6,13 +6,10 @@ The images are scaled, turned and shifted at random. The factors of every sample
 and `test` for final metrics.
 """
 
-from typing import Self
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.config import DataConfig
 from dkcls.data.dataset import (
     DATASETS,
     SPLITS,
@@ -91,11 +88,6 @@ class DeformedFashion(ImageDataset):
         self.object_scale, self.object_rotation = tuple(object_scale), tuple(object_rotation)
         self.noise, self.clutter = noise, clutter
         self.mean, self.std = (0.15,), (0.25,)
-
-    @classmethod
-    def create(cls, config: DataConfig, split: str, seed: int, training: bool) -> Self:
-        """Return a split; what is drawn in training depends on `seed`."""
-        return cls(split, training=training, seed=seed, **cls.given_options(config))
 
     def __len__(self) -> int:
         return len(self.images)

@@ -31,7 +31,7 @@ _RULES = 2  # version of the rules for listing: with another number, earlier lis
 _KEPT = 3  # lists of one folder; a run that began before the last changes may still open its own
 
 
-@DATASETS.register("imagefolder")
+@DATASETS.register("folder")
 class ImageFolder(EncodedImages):
     """Images of one split, one folder per class."""
 

@@ -1,11 +1,8 @@
 """Images that cost nothing, for benchmarks of everything but the data."""
 
-from typing import Self
-
 import numpy as np
 import torch
 
-from dkcls.config import DataConfig
 from dkcls.data.dataset import DATASETS, IMAGENET_MEAN, IMAGENET_STD, Batch, ImageDataset, Loaded
 
 _POOL = 16
@@ -15,7 +12,7 @@ _POOL = 16
 class Synthetic(ImageDataset):
     """Pool of 16 images of noise, repeated.
 
-    The image tells the class, so that a network can learn it.
+    The image tells the class, so that a network can learn it. All splits are the same.
     """
 
     mean, std = IMAGENET_MEAN, IMAGENET_STD
@@ -41,11 +38,6 @@ class Synthetic(ImageDataset):
             256, (_POOL, 3, image_size, image_size), generator=generator, dtype=torch.uint8
         )
         self.pool = pool.contiguous(memory_format=torch.channels_last)
-
-    @classmethod
-    def create(cls, config: DataConfig, split: str, seed: int, training: bool) -> Self:
-        """Return the images of `seed`, the same for every split."""
-        return cls(seed=seed, **cls.given_options(config))
 
     def __len__(self) -> int:
         return self.length

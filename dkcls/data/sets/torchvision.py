@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dkcls.config import DataConfig
+from dkcls.config import AugmentConfig, DataConfig
 from dkcls.data.dataset import DATASETS, Batch, ImageDataset, Loaded, sample_keys
-from dkcls.data.encoded import empty_batch, image_arguments
+from dkcls.data.encoded import empty_batch, with_transform
 from dkcls.data.transforms import Transform
 
 
@@ -88,14 +88,15 @@ class TorchvisionImages(ImageDataset):
         )
 
     @classmethod
-    def create(cls, config: DataConfig, split: str, seed: int, training: bool) -> Self:
-        """Return a split of the set below `config.root`, downloaded if the config allows it."""
-        assert config.name is not None
-        facts = SETS[config.name]
-        arguments = image_arguments(
-            config, split, seed, training, facts.mean, facts.std, facts.image_size
-        )
-        return cls(config.name, download=config.download, **arguments)
+    def create(
+        cls, data: DataConfig, augment: AugmentConfig, split: str, *, seed: int, training: bool
+    ) -> Self:
+        """Return a split of the set below `data.root`, downloaded if the config allows it."""
+        assert data.name is not None
+        facts = SETS[data.name]
+        given = with_transform(data, augment, training, facts.mean, facts.std, facts.image_size)
+        given |= {"name": data.name, "download": data.download}
+        return cls(**cls.arguments(data, **given, split=split, training=training, seed=seed))
 
     def __len__(self) -> int:
         return len(self.images)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,8 +11,9 @@ from dkcls.data import create_loader
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.sets.folder import EXTENSIONS
 from dkcls.data.transforms import EvalTransform
+from dkcls.engine import distributed
 from dkcls.engine.distributed import autocast
-from dkcls.engine.network import Network
+from dkcls.engine.network import Network, load
 from dkcls.engine.task import Input
 from dkcls.errors import UserError
 from dkcls.tasks.classification.task import Classification
@@ -47,8 +48,22 @@ class ImageFiles(EncodedImages):
         return 0
 
 
+def predict(path: str, images: str | Iterable[str], **options: Any) -> list[Prediction]:
+    """Return the likeliest classes of each image, by the network of a checkpoint or an export.
+
+    Args:
+        path: the file of the network, as `dkcls.load` takes it.
+        images: a file, a folder, or several of them; files that cannot be read are left out.
+        options: keywords of `Predictor`, such as top=5.
+    """
+    network = load(path, task="classification")
+    places = [images] if isinstance(images, str) else images
+    with distributed.start("auto", timeout=600) as world:
+        return list(Predictor(network, world.device, **options)(find_images(places)))
+
+
 def find_images(places: Iterable[str]) -> list[str]:
-    """Files as they are given, and all images below folders, by name."""
+    """Return files as they are given, and all images below folders, by name."""
     found: list[str] = []
     for place in places:
         if not os.path.isdir(place):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from timm.data import ImageNetInfo, Mixup
 from torch import Tensor, nn
 
-from dkcls.config import Config, DataConfig, EvalConfig, ModelConfig
+from dkcls.config import ClassificationConfig, Config, DataConfig, EvalConfig, ModelConfig
 from dkcls.data import (
     Batch,
     Dataset,
@@ -80,7 +80,7 @@ class Classification(Task):
 
     @classmethod
     def build(cls, config: Config, world: World) -> Parts:
-        if config.data.mixup or config.data.cutmix:
+        if config.augment.mixup or config.augment.cutmix:
             batch = world.batch_per_rank(config.train.batch_size, config.train.accumulation)
             if batch % 2:
                 raise UserError(
@@ -92,7 +92,10 @@ class Classification(Task):
         if config.model.name is None:
             keys.append("image_size")
         config = start_from(config, weights, keys)
-        train_set = create_dataset(config.data, "train", config.seed, training=True)
+        augment = config.augment
+        train_set = create_dataset(
+            config.data, "train", config.seed, augment=augment, training=True
+        )
         val_set = create_dataset(config.data, "val", config.seed)
         if not isinstance(train_set, ImageDataset) or not isinstance(val_set, ImageDataset):
             raise UserError(
@@ -102,14 +105,15 @@ class Classification(Task):
         model = build_model(config, weights, train_set)
         taken = network_input(config.data, train_set)
         logger.info("images: %s", taken)
+        assert isinstance(config.task, ClassificationConfig)
         task = cls(
             taken.mean,
             taken.std,
             train_set.num_classes,
             world.device,
-            label_smoothing=config.train.label_smoothing,
-            mixup=config.data.mixup,
-            cutmix=config.data.cutmix,
+            label_smoothing=config.task.label_smoothing,
+            mixup=augment.mixup,
+            cutmix=augment.cutmix,
             channels_last=config.train.channels_last,
         )
         card = Card(config, list(train_set.class_names), taken)

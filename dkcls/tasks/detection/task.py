@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from dkcls.config import Config, DataConfig, DetectorConfig, EvalConfig, ModelConfig
+from dkcls.config import Config, DataConfig, DetectionConfig, EvalConfig, ModelConfig
 from dkcls.data import Dataset, DetectionBatch, DetectionDataset, create_dataset, for_channels
 from dkcls.engine.distributed import World
 from dkcls.engine.network import (
@@ -16,6 +16,7 @@ from dkcls.engine.network import (
     Weights,
     check_name,
     create_network,
+    explain,
     load_,
     read_weights,
     start_from,
@@ -49,10 +50,13 @@ class Detection(Task):
     @classmethod
     def build(cls, config: Config, world: World) -> Parts:
         """Return the parts of a run; model.pretrained is a classifier's, for the backbone."""
-        for key in ("data.mixup", "data.cutmix", "train.label_smoothing"):
-            group, name = key.split(".")
-            if getattr(getattr(config, group), name):
-                raise UserError(f"{key} is for classification, and must be 0 with task=detection")
+        own = config.task
+        assert isinstance(own, DetectionConfig)
+        for key in ("mixup", "cutmix"):
+            if getattr(config.augment, key):
+                raise UserError(
+                    f"augment.{key} is for classification, and must be 0 with task=detection"
+                )
         path = config.model.pretrained
         weights = read_weights(path) if path is not None else None
         if weights is None and config.model.freeze:
@@ -60,7 +64,9 @@ class Detection(Task):
                 "model.freeze keeps weights that nobody trained: model.pretrained=FILE is not given"
             )
         config = start_from(config, weights, ("mean", "std"))
-        train_set = create_dataset(config.data, "train", config.seed, training=True)
+        train_set = create_dataset(
+            config.data, "train", config.seed, augment=config.augment, training=True
+        )
         val_set = create_dataset(config.data, "val", config.seed)
         if not isinstance(train_set, DetectionDataset) or not isinstance(val_set, DetectionDataset):
             raise UserError(
@@ -71,10 +77,10 @@ class Detection(Task):
             raise UserError(
                 f"data: {config.data.root} has other categories to train on than to validate on"
             )
-        taken = detector_input(config, train_set)
+        taken = detector_input(config.data, own, train_set)
         logger.info("images: %s", taken)
         classes = train_set.num_classes
-        model = create_detector(config.model, config.detector, classes, taken, config.seed)
+        model = create_detector(config.model, own, classes, taken, config.seed)
         if weights is not None:
             load_backbone_(model.body, config, weights, taken.channels)
         if config.train.freeze_bn:
@@ -82,7 +88,7 @@ class Detection(Task):
         freeze_(model, config.model.freeze)
         task = cls(val_set, world.device)
         card = Card(config, list(train_set.class_names), taken)
-        size = (taken.channels, config.detector.min_size, config.detector.min_size)
+        size = (taken.channels, own.min_size, own.min_size)
         return Parts(config, task, model, train_set, val_set, card, model.body, size)
 
     @classmethod
@@ -90,7 +96,8 @@ class Detection(Task):
         card = weights.card
         assert card is not None
         run = card.config
-        model = create_detector(run.model, run.detector, len(card.classes), card.input)
+        assert isinstance(run.task, DetectionConfig)
+        model = create_detector(run.model, run.task, len(card.classes), card.input)
         try:
             model.load_state_dict(weights.tensors)
         except RuntimeError as error:
@@ -179,21 +186,20 @@ class AveragePrecision:
         return {**kept, "images": len(seen)}
 
 
-def detector_input(config: Config, dataset: DetectionDataset) -> Input:
+def detector_input(data: DataConfig, config: DetectionConfig, dataset: DetectionDataset) -> Input:
     """Return what the detector takes, normalised as the config says, else as the data set."""
-    mean = list(config.data.mean or dataset.mean)
-    std = list(config.data.std or dataset.std)
-    size = config.detector.min_size
-    taken = Input(dataset.channels, size, 1.0, "bilinear", mean, std)  # as torchvision resizes
+    mean, std = list(data.mean or dataset.mean), list(data.std or dataset.std)
+    # As torchvision resizes.
+    taken = Input(dataset.channels, config.min_size, 1.0, "bilinear", mean, std)
     return taken.with_channels(dataset.channels)
 
 
 def create_detector(
-    model: ModelConfig, config: DetectorConfig, num_classes: int, taken: Input, seed: int = 0
+    model: ModelConfig, config: DetectionConfig, num_classes: int, taken: Input, seed: int = 0
 ) -> Detector:
     """Return a detector with fresh weights."""
     name = check_name(model)
-    options = {key: value for key, value in vars(config).items() if key != "levels"}
+    options = {key: value for key, value in vars(config).items() if key not in ("name", "levels")}
     arguments: dict[str, Any] = {
         "in_chans": taken.channels,
         "features_only": True,
@@ -209,7 +215,7 @@ def create_detector(
         torch.manual_seed(seed)  # networks draw more or less; what is on top starts the same
         return Detector(body, num_classes, taken.mean, taken.std, **options)
     except (ValueError, TypeError, RuntimeError, IndexError, AssertionError) as error:
-        raise UserError(f"detector: {error}") from error
+        raise UserError(f"task: {explain(error, name)}") from error
 
 
 def load_backbone_(body: nn.Module, config: Config, weights: Weights, channels: int) -> None:

@@ -1,0 +1,133 @@
+"""Configs from configs/ and overrides, by Hydra, which may run nothing that a config names."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dkcls import cli
+from dkcls.cli import command_line
+from dkcls.cli.groups import config_folder, groups
+from dkcls.config import TASK_CONFIGS, Config, EvalConfig, TaskConfig, free_keys
+from dkcls.config.convert import to_config
+from dkcls.errors import UserError
+
+LOG_PARTS = ("handlers", "formatters", "filters", "loggers")
+SCHEMAS = {"train": Config, "eval": EvalConfig}
+
+
+def register() -> None:
+    """Tell Hydra of the schemas, and of tasks and data sets that plug-ins have registered."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config(task=TaskConfig()))
+    store.store(name="eval_schema", node=EvalConfig)
+    for name, kind in TASK_CONFIGS.items():
+        store.store(group="task", name=name, node=kind)
+    files = {path.stem for path in (config_folder() / "data").glob("*.yaml")}
+    for name in registered_datasets():
+        if name not in files:
+            store.store(group="data", name=name, node={"name": name})
+
+
+def registered_datasets() -> list[str]:
+    """Return the names of data sets that are registered by now: nothing is imported for it."""
+    module = sys.modules.get("dkcls.data.dataset")
+    return [] if module is None else module.DATASETS.registered()
+
+
+def compose(*overrides: str) -> Config:
+    """Return the config that `train.py` would have with these overrides, its name included.
+
+    compose("experiment=resnet50_dw_local4", "data.root=/data/imagenet")
+    """
+    words = command_line.with_plus(overrides)
+    command_line.check_words(words, groups=groups())
+    register()
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"), guarded():
+        config = to_config(hydra.compose("train", words))
+    if config.name is None:
+        chosen = [word for word in words if command_line.key_of(word) == "experiment"]
+        experiment = chosen[-1].partition("=")[2] if chosen else None
+        config.name = run_name(experiment, words) or None
+    return config
+
+
+def launch(name: str, job: Callable[[Any, Any], None]) -> None:
+    """Call `job` with the config of the command line, or once for each of a sweep.
+
+    The second argument is Hydra's own config. `name` is that of a file in configs/.
+    """
+    kind, plugins = SCHEMAS[name], list(command_line.imported)
+
+    def task(composed: DictConfig) -> None:  # by a launcher in another process, perhaps
+        command_line.import_plugins(plugins)
+        with cli.errors(kind):
+            job(to_config(composed), HydraConfig.get())
+
+    register()
+    main = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=name)(task)
+    try:
+        with guarded():
+            main()
+    except (UserError, HydraException, OmegaConfBaseException):
+        raise
+    # Not from the run, which has `errors` of its own: from the config's files and overrides.
+    except Exception as error:
+        raise UserError(f"the config cannot be composed: {cli.explain(error, kind)}") from error
+
+
+def run_name(experiment: str | None, overrides: Iterable[str]) -> str:
+    """Return the experiment, and those overrides that make it another run.
+
+    quickstart-model.scope-5 is an example.
+    """
+    parts, free = [experiment] if experiment is not None else [], free_keys()
+    for override in sorted(word.lstrip("+~") for word in overrides):
+        key, _, value = override.partition("=")
+        if key not in free and key != "experiment" and not key.startswith("hydra"):
+            parts.append(f"{key}-{''.join(c if c.isalnum() or c in '._' else '_' for c in value)}")
+    return "-".join(parts)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Let a config name nothing for Hydra to call but Hydra's own launchers and sweepers."""
+    load = ConfigLoaderImpl.load_configuration
+
+    def load_checked(*args: Any, **kwargs: Any) -> DictConfig:
+        config = load(*args, **kwargs)
+        refuse_code(OmegaConf.to_container(config.hydra, resolve=False))  # type: ignore[arg-type]
+        return config
+
+    setattr(ConfigLoaderImpl, "load_configuration", load_checked)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(ConfigLoaderImpl, "load_configuration", load)  # noqa: B010
+
+
+def refuse_code(hydra: Mapping[str, Any]) -> None:
+    """Raise UserError if Hydra's own config names code."""
+    for key in ("launcher", "sweeper"):
+        part = dict(hydra[key])
+        target = str(part.pop("_target_", ""))
+        own = target.startswith(("hydra._internal.core_plugins.", "hydra_plugins."))
+        if not own or "_target_" in str(part):
+            raise UserError(
+                f"hydra.{key} must be one of Hydra's own: a config may not name code to run"
+            )
+    if hydra.get("callbacks") or any(
+        hydra[key].get(part) for key in ("job_logging", "hydra_logging") for part in LOG_PARTS
+    ):
+        raise UserError(
+            "hydra.callbacks and Hydra's logging must be left alone: "
+            "a config may not name code to run"
+        )

@@ -1,0 +1,47 @@
+"""Checks of values, which say what was expected and what came."""
+
+from collections.abc import Sequence
+from typing import Any
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+def check(key: str, value: Any, good: bool, expected: str) -> None:
+    """Raise ValueError unless `good`."""
+    if not good:
+        raise ValueError(f"{key} must be {expected}, got {value!r}")
+
+
+def check_choice(key: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raise ValueError unless the value is one of the choices."""
+    words = ["null" if choice is None else str(choice) for choice in choices]
+    check(key, value, value in choices, f"{', '.join(words[:-1])} or {words[-1]}")
+
+
+def check_least(key: str, value: float | None, least: float) -> None:
+    """Raise ValueError for a number below `least`; None passes."""
+    check(key, value, value is None or value >= least, f"at least {least}")
+
+
+def check_above_zero(key: str, value: float | None) -> None:
+    """Raise ValueError for a number that is not above 0; None passes."""
+    check(key, value, value is None or value > 0, "above 0")
+
+
+def check_range(key: str, pair: Sequence[float], top: float | None = None) -> None:
+    """Raise ValueError unless the pair is (low, high), above 0 and up to `top`."""
+    good = len(pair) == 2 and 0 < pair[0] <= pair[1] and (top is None or pair[1] <= top)
+    limit = "" if top is None else f" and at most {top:g}"
+    check(key, pair, good, f"two numbers, [low,high], above 0{limit}")
+
+
+def check_weights(weights: str) -> None:
+    check_choice("weights", weights, ("auto", "ema", "model"))
+
+
+def check_device(key: str, device: str) -> None:
+    check_choice(key, device, ("auto", "cpu", "cuda"))
+
+
+def check_precision(precision: str) -> None:
+    check_choice("precision", precision, PRECISIONS)

@@ -1,0 +1,1 @@
+"""Loggers: where a run's metrics go besides metrics.jsonl, one module for each."""

@@ -1,0 +1,47 @@
+"""What people read: tables, and sentences that name what is near to a wrong name."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+
+def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print rows of (name, value) under a title."""
+    width = max(len(name) for name, _ in rows)
+    print("\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in rows)]))
+
+
+def near(name: str, valid: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the valid name that is nearest, or "" if none is near."""
+    found = get_close_matches(name, list(valid), 1, 0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def check_keywords(
+    where: str,
+    given: Iterable[str],
+    function: Callable[..., Any],
+    name: str,
+    left_out: Collection[str] = (),
+) -> None:
+    """Raise ValueError for a keyword that a function does not take.
+
+    Args:
+        where: the keys' prefix, such as data.options.
+        name: what the function is called in the sentence.
+        left_out: arguments that are given elsewhere.
+    """
+    valid = [keyword for keyword in keywords(function) if keyword not in left_out]
+    for keyword in given:
+        if keyword not in valid:
+            listed = f"; it takes {', '.join(valid)}" if valid else "; it takes no options"
+            raise ValueError(
+                f"{where}.{keyword}: {name} takes no {keyword!r}{near(keyword, valid) or listed}"
+            )
+
+
+def keywords(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a function takes as keywords."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
