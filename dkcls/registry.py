@@ -40,7 +40,10 @@ class Registry(Mapping[str, T], Generic[T]):
     def find(self, name: str) -> T:
         """Return the thing of that name; ValueError says which there are."""
         if name not in self:
-            raise ValueError(f"{self.kind} must be one of {', '.join(self)}, got {name!r}")
+            raise ValueError(
+                f"{self.kind} must be one of {', '.join(self)}, got {name!r}; "
+                "--plugin MODULE adds those of a module"
+            )
         return self[name]
 
     def label(self, name: str) -> str:

@@ -42,6 +42,24 @@ def check_keywords(
 
 
 def keywords(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments that a function takes as keywords."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+    """Return the names of the arguments that a function takes as keywords.
+
+    A constructor with **options hands them on: a class takes what its base takes, too.
+    """
+    if isinstance(function, type):
+        constructors = [
+            vars(kind)["__init__"] for kind in function.__mro__ if "__init__" in vars(kind)
+        ]
+        signatures = [list(_parameters(each))[1:] for each in constructors]  # without self
+    else:
+        signatures = [list(_parameters(function))]
+    found: list[str] = []
+    for parameters in signatures:
+        found += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return list(dict.fromkeys(found))
+
+
+def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+    return inspect.signature(function).parameters.values()

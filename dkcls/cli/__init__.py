@@ -26,16 +26,21 @@ CONFIG_LIBRARIES = ("hydra", "omegaconf", "yaml")
 def run(main: Callable[[], object], kind: type = Config) -> int:
     """Run a command and return the exit code; `kind` has the keys that it takes."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # else Hydra prints and exits itself
+    log_to_stderr()
+    with errors(kind):
+        main()
+        sys.stdout.flush()
+    return 0
+
+
+def log_to_stderr() -> None:
+    """Print the log's lines with the time of day."""
     logging.basicConfig(
         level=logging.WARNING,
         format="%(asctime)s %(message)s",
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
-    with errors(kind):
-        main()
-        sys.stdout.flush()
-    return 0
 
 
 def script(kind: type[T], main: Callable[[T], int | None], about: str | None) -> int:

@@ -21,8 +21,11 @@ def take_plugins(words: Sequence[str]) -> list[str]:
         if flag != PLUGIN:
             left.append(word)
             continue
-        if not (module if given else (module := next(rest, ""))):
-            raise UserError("--plugin needs the name of a module, as in --plugin my_module")
+        module = module if given else next(rest, "")
+        if module.endswith(".py") or not all(map(str.isidentifier, module.split("."))):
+            raise UserError(
+                f"--plugin needs the name of a module, as in --plugin my_module, got {module!r}"
+            )
         found.append(module)
     import_plugins(found)
     return left

@@ -15,19 +15,22 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dkcls import cli
 from dkcls.cli import command_line
-from dkcls.cli.groups import config_folder, groups
+from dkcls.cli.groups import config_folder, groups, registered_datasets
 from dkcls.config import TASK_CONFIGS, Config, EvalConfig, TaskConfig, free_keys
 from dkcls.config.convert import to_config
 from dkcls.errors import UserError
 
 LOG_PARTS = ("handlers", "formatters", "filters", "loggers")
+LAUNCHERS = ("submitit", "joblib")  # packages that Hydra's launchers start jobs with
 SCHEMAS = {"train": Config, "eval": EvalConfig}
 
 
 def register() -> None:
     """Tell Hydra of the schemas, and of tasks and data sets that plug-ins have registered."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config(task=TaskConfig()))
+    schema = Config()
+    schema.task = TaskConfig()  # in whose place any task's can be
+    store.store(name="schema", node=schema)
     store.store(name="eval_schema", node=EvalConfig)
     for name, kind in TASK_CONFIGS.items():
         store.store(group="task", name=name, node=kind)
@@ -35,12 +38,6 @@ def register() -> None:
     for name in registered_datasets():
         if name not in files:
             store.store(group="data", name=name, node={"name": name})
-
-
-def registered_datasets() -> list[str]:
-    """Return the names of data sets that are registered by now: nothing is imported for it."""
-    module = sys.modules.get("dkcls.data.dataset")
-    return [] if module is None else module.DATASETS.registered()
 
 
 def compose(*overrides: str) -> Config:
@@ -67,9 +64,10 @@ def launch(name: str, job: Callable[[Any, Any], None]) -> None:
     """
     kind, plugins = SCHEMAS[name], list(command_line.imported)
 
-    def task(composed: DictConfig) -> None:  # by a launcher in another process, perhaps
-        command_line.import_plugins(plugins)
+    def task(composed: DictConfig) -> None:  # in another process, if a launcher starts one
+        cli.log_to_stderr()
         with cli.errors(kind):
+            command_line.import_plugins(plugins)
             job(to_config(composed), HydraConfig.get())
 
     register()
@@ -79,9 +77,14 @@ def launch(name: str, job: Callable[[Any, Any], None]) -> None:
             main()
     except (UserError, HydraException, OmegaConfBaseException):
         raise
-    # Not from the run, which has `errors` of its own: from the config's files and overrides.
+    # Not from a run in this process, which has `errors` of its own.
     except Exception as error:
-        raise UserError(f"the config cannot be composed: {cli.explain(error, kind)}") from error
+        if type(error).__module__.split(".")[0] in LAUNCHERS:
+            last = str(error).strip().splitlines()[-1]
+            raise UserError(f"a job failed: {last.removeprefix('error: ')}") from error
+        sweep = {"-m", "--multirun"} & set(sys.argv)
+        what = "the sweep cannot be started" if sweep else "the config cannot be composed"
+        raise UserError(f"{what}: {cli.explain(error, kind)}") from error
 
 
 def run_name(experiment: str | None, overrides: Iterable[str]) -> str:
@@ -115,7 +118,7 @@ def guarded() -> Iterator[None]:
 
 
 def refuse_code(hydra: Mapping[str, Any]) -> None:
-    """Raise UserError if Hydra's own config names code."""
+    """Raise UserError if Hydra's own config names code. The command line may: its author runs it."""
     for key in ("launcher", "sweeper"):
         part = dict(hydra[key])
         target = str(part.pop("_target_", ""))
@@ -124,6 +127,12 @@ def refuse_code(hydra: Mapping[str, Any]) -> None:
             raise UserError(
                 f"hydra.{key} must be one of Hydra's own: a config may not name code to run"
             )
+    given = hydra.get("overrides", {}).get("hydra", ())
+    if hydra["launcher"].get("setup") and not any("launcher.setup=" in word for word in given):
+        raise UserError(
+            "hydra.launcher.setup must be given on the command line: "
+            "a config may not name code to run"
+        )
     if hydra.get("callbacks") or any(
         hydra[key].get(part) for key in ("job_logging", "hydra_logging") for part in LOG_PARTS
     ):

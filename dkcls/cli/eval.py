@@ -83,6 +83,11 @@ def write_json(path: str, results: Sequence[dict[str, Any]]) -> None:
 
 def write_per_class(path: str, results: Sequence[dict[str, Any]]) -> None:
     """Write a line per checkpoint and class: percentages, empty for a class without images."""
+    for result in results:
+        if "per_class" not in result:
+            raise UserError(
+                f"per_class={path} is for classification, {result['checkpoint']} is not"
+            )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["checkpoint", "class", "images", "top1", "top5"])
@@ -105,6 +110,8 @@ def draw_confusion(path: str, result: dict[str, Any]) -> None:
     from dkcls.report.style import png
     from dkcls.tasks.classification.metrics import FEW_CLASSES
 
+    if "classes" not in result:
+        raise UserError(f"confusion={path} is for classification, {result['checkpoint']} is not")
     if "confusion" not in result:
         raise UserError(
             f"confusion=FILE.png is for at most {FEW_CLASSES} classes, got {len(result['classes'])}"

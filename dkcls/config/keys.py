@@ -7,6 +7,7 @@ comment above it, is its help.
 import ast
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -36,7 +37,10 @@ class Key:
 
 def keys(kind: type = Config) -> list[Key]:
     """Return all keys of a dataclass and of those in it; of `task`, those of every task."""
-    return list({key.name: key for key in _keys(kind, "")}.values())
+    found: dict[str, Key] = {}
+    for key in _keys(kind, ""):
+        found.setdefault(key.name, key)  # that of the first task
+    return list(found.values())
 
 
 def _keys(kind: type, prefix: str) -> Iterator[Key]:
@@ -53,7 +57,8 @@ def _keys(kind: type, prefix: str) -> Iterator[Key]:
         elif is_dataclass(default):
             yield from _keys(type(default), f"{name}.")
         else:
-            yield Key(name, REQUIRED if default is MISSING else default, comments[field.name], kind)
+            text = comments.get(field.name, "")
+            yield Key(name, REQUIRED if default is MISSING else default, text, kind)
 
 
 @cache
@@ -61,9 +66,9 @@ def field_comments(kind: type) -> dict[str, str]:
     """Return the comment of every field of a dataclass, "" where there is none."""
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__[:-1]):
-        lines, _ = inspect.getsourcelines(parent)
-        tree = ast.parse(inspect.cleandoc("".join(lines)))
-        found |= dict(_comments(tree.body[0], inspect.cleandoc("".join(lines)).splitlines()))
+        with suppress(OSError):  # typed into an interpreter: there is no file with comments
+            source = inspect.cleandoc("".join(inspect.getsourcelines(parent)[0]))
+            found |= dict(_comments(ast.parse(source).body[0], source.splitlines()))
     return found
 
 
@@ -101,9 +106,17 @@ def unknown_key(key: str, kind: type = Config) -> str:
     members = [name for name in valid if name.startswith(f"{key}.")]
     if members:
         return f"{key} is a group of keys, such as {members[0]}; --help lists them"
-    near = get_close_matches(key, valid, 1, 0.5)
-    near = near or get_close_matches(key.split(".")[-1], valid, 1, 0.3)
+    if key in valid:
+        tasks = [name for name, task in TASK_CONFIGS.items() if key in _names_of_task(task)]
+        return f"{key} is a key of {' and '.join(f'task={name}' for name in tasks)}"
+    last = key.split(".")[-1]
+    near = [name for name in valid if name.split(".")[-1] == last]
+    near = near or get_close_matches(key, valid, 1, 0.5) or get_close_matches(last, valid, 1, 0.3)
     return f"there is no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _names_of_task(task: type[TaskConfig]) -> set[str]:
+    return {key.name for key in _keys(task, "task.")}
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -35,7 +35,12 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        task_config(self.task.name)
+        kind = task_config(self.task.name)
+        if not isinstance(self.task, kind):
+            raise ValueError(
+                f"task.name={self.task.name} needs a {kind.__name__}, got a "
+                f"{type(self.task).__name__}; task={self.task.name} chooses both"
+            )
         check_choice("resume", self.resume, ("auto", "never"))
         check("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2147483647")
         if self.name is not None:

@@ -77,6 +77,6 @@ def task_config(name: str) -> type[TaskConfig]:
     if name not in TASK_CONFIGS:
         raise ValueError(
             f"task must be one of {', '.join(TASK_CONFIGS)}, got {name!r}; "
-            "--plugin MODULE adds the tasks of a module"
+            "--plugin MODULE adds those of a module"
         )
     return TASK_CONFIGS[name]

@@ -11,6 +11,7 @@ from dkcls.data.dataset import (
     DetectionBatch,
     DetectionDataset,
     ImageDataset,
+    Loaded,
     create_dataset,
 )
 from dkcls.data.loader import Loader, create_loader
@@ -24,6 +25,7 @@ __all__ = [
     "DetectionBatch",
     "DetectionDataset",
     "ImageDataset",
+    "Loaded",
     "Loader",
     "Normalize",
     "create_dataset",

@@ -72,7 +72,7 @@ def load(
         path: a checkpoint, an export (.safetensors, .onnx), or weights that `model` names.
         model: what the file does not say of its network, or what is wanted otherwise.
         which: of a checkpoint's weights, as `read_weights` has it.
-        task: what the network must be for; None takes any.
+        task: what the network must be for; None takes any. A task derived from it will do.
     """
     model = model or ModelConfig()
     path = path or model.pretrained
@@ -84,9 +84,10 @@ def load(
         return load_onnx(path)
     weights = read_weights(path, which)
     found = weights.card.config.task.name if weights.card is not None else "classification"
-    if task is not None and found != task:
+    kind = TASKS.find(found)
+    if task is not None and not issubclass(kind, TASKS[task]):
         raise UserError(f"{path} must be a network for {task}, got one for {found}")
-    return TASKS.find(found).load(replace(model, pretrained=path), weights, path)
+    return kind.load(replace(model, pretrained=path), weights, path)
 
 
 def read_weights(path: str | Path, which: str = "auto") -> Weights:
@@ -152,8 +153,7 @@ def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
         return config
     if weights is None:
         raise UserError(
-            "model=NAME or model.name=NAME is needed: which network; "
-            "or model.pretrained=CHECKPOINT for its own"
+            "model.name=NAME is needed: which network; or model.pretrained=CHECKPOINT for its own"
         )
     if weights.card is None:
         raise UserError(

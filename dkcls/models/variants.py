@@ -63,7 +63,7 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_choice("spatial", self.spatial, LAYERS)
+        _check_choice("spatial", self.spatial, LAYERS, "; --plugin MODULE adds those of a module")
         _check_choice("pointwise", self.pointwise, POINTWISE)
         if not self.depthwise_gain > 0:
             raise ValueError(f"depthwise_gain must be above 0, got {self.depthwise_gain!r}")
@@ -178,11 +178,11 @@ def _check_arguments(name: str, arguments: Iterable[str], valid: list[str]) -> N
             )
 
 
-def _check_choice(argument: str, value: str, choices: Iterable[str]) -> None:
+def _check_choice(argument: str, value: str, choices: Iterable[str], advice: str = "") -> None:
     if value not in choices:
         raise ValueError(
             f"{argument} must be one of {', '.join(_nearest_first(str(value), choices))}, "
-            f"got {value!r}"
+            f"got {value!r}{advice}"
         )
 
 

@@ -13,7 +13,7 @@ import yaml
 from dkcls.config import flat, free_keys
 from dkcls.errors import UserError
 from dkcls.layers import LAYERS
-from dkcls.layers.deform_kernel import ScopeConv2d
+from dkcls.words import keywords
 
 # Metrics that are summarised by mean and standard deviation, as far as a run has them.
 METRICS = ("top1", "top5", "loss", "seconds")
@@ -122,7 +122,7 @@ def has_scope(spatial: str | None) -> bool:
     A name that is not registered here has one, so that its runs are told apart by their scopes.
     """
     layer = LAYERS.get(spatial or "rigid")
-    return layer is None or issubclass(layer, ScopeConv2d)
+    return layer is None or "scope" in keywords(layer)
 
 
 def over_scopes(
