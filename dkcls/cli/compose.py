@@ -118,7 +118,7 @@ def guarded() -> Iterator[None]:
 
 
 def refuse_code(hydra: Mapping[str, Any]) -> None:
-    """Raise UserError if Hydra's own config names code. The command line may: its author runs it."""
+    """Raise UserError if Hydra's own config names code; the command line may."""
     for key in ("launcher", "sweeper"):
         part = dict(hydra[key])
         target = str(part.pop("_target_", ""))
