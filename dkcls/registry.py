@@ -29,7 +29,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """Return a decorator that gives a thing its name, and a label for pictures and tables."""
 
         def add(thing: T) -> T:
-            if self._things.get(name, thing) is not thing:
+            if _place(self._things.get(name, thing)) != _place(thing):
                 raise ValueError(f"there is a {self.kind} {name!r} already: {self._things[name]}")
             self._things[name] = thing
             self._labels[name] = label or name
@@ -76,3 +76,8 @@ class Registry(Mapping[str, T], Generic[T]):
             package = import_module(self.package)
             for module in iter_modules(package.__path__):
                 import_module(f"{self.package}.{module.name}")
+
+
+def _place(thing: object) -> tuple[str, str]:
+    """Return where a thing is defined: a notebook's cell may be run again, and replaces it."""
+    return getattr(thing, "__module__", ""), getattr(thing, "__qualname__", repr(thing))

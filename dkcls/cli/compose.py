@@ -118,7 +118,10 @@ def guarded() -> Iterator[None]:
 
 
 def refuse_code(hydra: Mapping[str, Any]) -> None:
-    """Raise UserError if Hydra's own config names code; the command line may."""
+    """Raise UserError if Hydra's own config names code.
+
+    Shell commands of a launcher's `setup` may come from the command line, not from a file.
+    """
     for key in ("launcher", "sweeper"):
         part = dict(hydra[key])
         target = str(part.pop("_target_", ""))

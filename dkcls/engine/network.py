@@ -29,6 +29,8 @@ from dkcls.files import DamagedFile
 from dkcls.models.weights import load_weights_
 from dkcls.words import keywords, near
 
+NO_NAME = "model.name=NAME is needed: which network; or model.pretrained=CHECKPOINT for its own"
+
 
 @dataclass(frozen=True)
 class Network:
@@ -152,9 +154,7 @@ def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
     if config.name is not None:
         return config
     if weights is None:
-        raise UserError(
-            "model.name=NAME is needed: which network; or model.pretrained=CHECKPOINT for its own"
-        )
+        raise UserError(NO_NAME)
     if weights.card is None:
         raise UserError(
             "model.name=NAME is needed to know which network this is: "
@@ -196,7 +196,8 @@ def start_from(config: Config, weights: Weights | None, keys: Iterable[str]) -> 
 
 def check_name(config: ModelConfig) -> str:
     """Return the network's name if timm has it."""
-    assert config.name is not None
+    if config.name is None:
+        raise UserError(NO_NAME)
     if not timm.is_model(config.name):
         near = get_close_matches(config.name, timm.list_models(), 3)
         hint = f"; near it: {', '.join(near)}" if near else ""

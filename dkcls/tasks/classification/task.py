@@ -176,13 +176,17 @@ class Classification(Task):
         if self.mixup is not None:
             images, soft = self.mixup(images, targets)
         logits = model(images).float()
-        smoothing = 0.0 if self.mixup else self.label_smoothing  # mixup has smoothed the targets
-        loss = F.cross_entropy(logits, soft, label_smoothing=smoothing)
+        loss = self.criterion(logits, soft)
         with torch.no_grad():
             count = len(targets)
             hits = count_hits(logits, targets)
             sums = torch.stack([loss.new_tensor(count), loss.detach() * count, *hits])
         return loss, sums
+
+    def criterion(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of logits [B, C]; targets are [B], or with mixup shares [B, C]."""
+        smoothing = 0.0 if self.mixup else self.label_smoothing  # mixup has smoothed the targets
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
 
     def metrics(self, sums: list[float]) -> dict[str, Any]:
         return from_totals(sums)
