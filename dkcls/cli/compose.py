@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -40,16 +41,24 @@ def register() -> None:
             store.store(group="data", name=name, node={"name": name})
 
 
-def compose(*overrides: str) -> Config:
+def compose(*overrides: str, config_dir: str | Path | None = None) -> Config:
     """Return the config that `train.py` would have with these overrides, its name included.
+
+    `config_dir` is a folder of configs of one's own, as --config-dir names it.
 
     compose("experiment=resnet50_dw_local4", "data.root=/data/imagenet")
     """
     words = command_line.with_plus(overrides)
-    command_line.check_words(words, groups=groups())
+    own = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    command_line.check_words(words, groups=groups(own))
+    if config_dir is not None:
+        words.append(f"hydra.searchpath=['file://{Path(config_dir).absolute()}']")
     register()
-    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"), guarded():
-        config = to_config(hydra.compose("train", words))
+    try:
+        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"), guarded():
+            config = to_config(hydra.compose("train", words))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(cli.explain(error, Config)) from error
     if config.name is None:
         chosen = [word for word in words if command_line.key_of(word) == "experiment"]
         experiment = chosen[-1].partition("=")[2] if chosen else None

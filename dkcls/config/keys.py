@@ -66,7 +66,7 @@ def field_comments(kind: type) -> dict[str, str]:
     """Return the comment of every field of a dataclass, "" where there is none."""
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__[:-1]):
-        with suppress(OSError):  # typed into an interpreter: there is no file with comments
+        with suppress(OSError, TypeError):  # typed into an interpreter: no file, no comments
             source = inspect.cleandoc("".join(inspect.getsourcelines(parent)[0]))
             found |= dict(_comments(ast.parse(source).body[0], source.splitlines()))
     return found

@@ -13,6 +13,7 @@ from dkcls.data.dataset import (
     ImageDataset,
     Loaded,
     create_dataset,
+    takes_image_size,
 )
 from dkcls.data.loader import Loader, create_loader
 from dkcls.data.transforms import Normalize, fit_channels, for_channels
@@ -32,4 +33,5 @@ __all__ = [
     "create_loader",
     "fit_channels",
     "for_channels",
+    "takes_image_size",
 ]

@@ -198,6 +198,11 @@ def register_dataset(name: str) -> Callable[[Any], Any]:
     return DATASETS.register(name)
 
 
+def takes_image_size(name: str | None) -> bool:
+    """Return whether the images of a data set can be had in any size; True for an unknown name."""
+    return str(name) not in DATASETS or "image_size" in keywords(DATASETS[str(name)])
+
+
 def create_dataset(
     config: DataConfig,
     split: str,

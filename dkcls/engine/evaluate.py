@@ -11,13 +11,12 @@ from tqdm import tqdm
 
 from dkcls.config import DataConfig, EvalConfig
 from dkcls.config.convert import merged
-from dkcls.data import DATASETS, create_dataset, create_loader
+from dkcls.data import create_dataset, create_loader, takes_image_size
 from dkcls.engine import distributed
 from dkcls.engine.distributed import World, autocast
 from dkcls.engine.network import Network, load
 from dkcls.engine.task import TASKS, Evaluation, Task
 from dkcls.errors import UserError
-from dkcls.words import keywords
 
 
 def evaluate(
@@ -94,9 +93,8 @@ def data_for(network: Network, task: type[Task], asked: Mapping[str, Any]) -> Da
     """
     base = DataConfig() if "name" in asked else network.config.data
     taken = {key: getattr(network.input, key) for key in task.input_keys}
-    name = str(asked.get("name", base.name))
-    if name in DATASETS and "image_size" not in keywords(DATASETS[name]):
-        taken.pop("image_size", None)  # the images are of one size
+    if not takes_image_size(asked.get("name", base.name)):
+        taken.pop("image_size", None)
     try:
         return merged(replace(base, **taken), asked)
     except ValueError as error:

@@ -35,7 +35,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def train(config: Config) -> dict[str, Any] | None:
     """Train, or resume, a run. Return rank 0's result; None on other ranks and after a dry run."""
-    assert config.name is not None
+    if config.name is None:
+        raise UserError("name=NAME is needed: the run's directory is out/name")
     if config.train.deterministic:
         fix_cublas()
     with distributed.start(config.train.device, config.train.timeout) as world, listen() as stop:

@@ -99,7 +99,9 @@ def fields_section(subjects: Sequence[Subject]) -> Section:
     look = middle(subjects[0].model, dataset)
     if isinstance(dataset, DeformedFashion):
         content += paragraph(OUTLINES)
-        index = first_of_classes(dataset, [dataset.class_names.index("Ankle boot")])
+        boot = dataset.class_names.index("Ankle boot")
+        shown = boot if (dataset.targets == boot).any() else dataset.targets[0]
+        index = first_of_classes(dataset, [shown])
         for title, scale in SIZES.items():
             probe = place(look, dataset, index, scale, 20.0)
             content += heading(title) + _field_tiles(subjects, look, probe.images, probe.masks[0])

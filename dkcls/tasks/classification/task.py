@@ -19,6 +19,7 @@ from dkcls.data import (
     create_dataset,
     fit_channels,
     for_channels,
+    takes_image_size,
 )
 from dkcls.engine.distributed import World
 from dkcls.engine.network import (
@@ -89,7 +90,7 @@ class Classification(Task):
         path = config.model.pretrained
         weights = read_weights(path) if path is not None else None
         keys = ["interpolation", "mean", "std"]
-        if config.model.name is None:
+        if config.model.name is None and takes_image_size(config.data.name):
             keys.append("image_size")
         config = start_from(config, weights, keys)
         augment = config.augment
