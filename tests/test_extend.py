@@ -122,7 +122,7 @@ def test_the_page_has_an_example_of_everything():
 def test_a_layer_is_trained_reported_exported_evaluated_and_drawn(folder, run):
     plugin, common = ("--plugin", "my_layers"), (*TINY, *FASHION, "out=runs/layers")
     options = ("model.spatial=mixed", "model.options.share=0.25", "model.scope=5")
-    ok(run("train.py", *common, "name=rigid", "model.spatial=rigid"))
+    assert "TensorBoard" not in ok(run("train.py", *common, "name=rigid", "model.spatial=rigid"))
     ok(run("train.py", *plugin, *common, "name=mixed", *options))
     network = dkcls.load("runs/layers/mixed/best.pt")
     layers = [m for m in network.model.modules() if type(m).__name__ == "MixedConv2d"]
@@ -131,7 +131,7 @@ def test_a_layer_is_trained_reported_exported_evaluated_and_drawn(folder, run):
 
     ok(run("scripts/report.py", *plugin, "run=runs/layers"))
     page = (folder / "runs/layers/report.html").read_text()
-    assert "rigid + local DK" in page
+    assert re.search(r"rigid \+ local DK[^<]*, scope 5", page)
     assert "taps in the scopes of rigid + local DK" in page
 
     files = ["best.pt", "best.safetensors", "best.onnx"]
@@ -187,6 +187,10 @@ def test_an_option_reaches_the_data_set_and_a_wrong_one_is_refused(run):
     code, _, err = run("train.py", *words)
     message = "data.options.meen: data set 'arrays' takes no 'meen'; did you mean 'mean'?"
     assert (code, err) == (1, f"error: data: {message}\n")
+    code, _, err = run("train.py", *words[:-1], "data.image_size=32")
+    message = "data set 'arrays' takes no image_size, got 32; data.image_size=null leaves it"
+    assert code == 1
+    assert err.startswith(f"error: data: {message}")
 
 
 def test_a_logger_gets_the_metrics(folder, run):
@@ -318,6 +322,15 @@ def test_from_python(folder, run):
     )
 
 
+def test_errors_from_python_are_one_sentence(folder, run):
+    with pytest.raises(UserError, match="there is no experiment 'quick'; near it: quickstart"):
+        dkcls.compose("experiment=quick")
+    with pytest.raises(UserError, match="Value 'x' of type 'str' could not be converted"):
+        dkcls.compose("schedule.epochs=x")
+    with pytest.raises(UserError, match="name=NAME is needed"):
+        dkcls.train(dkcls.Config())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -354,8 +367,17 @@ def test_plugins_are_listed_by_the_help(run):
 
 
 def test_nothing_of_a_plugin_is_left(run):
-    names = [registry.registered() for registry in (LAYERS, DATASETS, TASKS, LOGGERS)]
-    assert not {"mixed", "arrays", "listed", "csv", "focal", "turns"} & set(sum(names, []))
-    assert not {"focal", "turns"} & TASK_CONFIGS.keys()
+    flags = [word for plugin in PLUGINS for word in ("--plugin", plugin)]
+    ok(run("train.py", *flags, *TINY, *ARRAYS, "model.spatial=mixed", "train.dry_run=true"))
+    registries = (LAYERS, DATASETS, TASKS, LOGGERS)
+    names = {"mixed", "arrays", "listed", "csv", "focal", "turns"}
+
+    def left():
+        return names & {name for registry in registries for name in registry.registered()}
+
+    assert left() == names
+    forget_plugins()
+    assert left() == set()
+    assert not names & TASK_CONFIGS.keys()
     assert not set(PLUGINS) & sys.modules.keys()
-    assert "arrays.yaml" not in ConfigStore.instance().repo.get("data", {})
+    assert not {"arrays.yaml", "turns.yaml"} & set(str(ConfigStore.instance().repo).split("'"))

@@ -97,8 +97,7 @@ def show(result: dict[str, Any], run: Path) -> None:
         for name, value in metrics.items()
     ]
     rows += [("checkpoints", f"{run}/best.pt, {run}/last.pt"), ("curves", str(curves))]
-    rows += [
-        ("TensorBoard", f"tensorboard --logdir {run}"),
-        ("evaluate", f"python eval.py checkpoint={run}/best.pt"),
-    ]
+    if (run / "tensorboard").is_dir():
+        rows.append(("TensorBoard", f"tensorboard --logdir {run}"))
+    rows.append(("evaluate", f"python eval.py checkpoint={run}/best.pt"))
     print_table(result["name"], rows)

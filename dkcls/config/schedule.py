@@ -25,7 +25,7 @@ class ScheduleConfig:
         check(
             "schedule.warmup_epochs",
             self.warmup_epochs,
-            0 <= self.warmup_epochs < self.epochs,
+            self.warmup_steps is not None or 0 <= self.warmup_epochs < self.epochs,
             "from 0 to below epochs",
         )
         check_least("schedule.warmup_steps", self.warmup_steps, 0)

@@ -130,7 +130,10 @@ class Dataset(ABC, Generic[B]):
         taken = keywords(cls)
         if data.image_size is not None and "image_size" not in given:
             if "image_size" not in taken:
-                raise ValueError(f"data set {data.name!r} takes no image_size")
+                raise ValueError(
+                    f"data set {data.name!r} takes no image_size, got {data.image_size}; "
+                    "data.image_size=null leaves it to the set"
+                )
             given["image_size"] = data.image_size
         known = {*given, "image_size"}
         check_keywords("data.options", data.options, cls, f"data set {data.name!r}", known)

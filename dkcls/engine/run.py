@@ -181,7 +181,7 @@ def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
         except (DamagedFile, OSError) as error:
             raise UserError(str(error)) from error
     steps = f"step {trainer.step} of {trainer.total_steps}"
-    logger.info("%s: going on from %s, %s", run.path, path.name, steps)
+    logger.info("%s: resuming from %s, %s", run.path, path.name, steps)
 
 
 def fix_cublas() -> None:

@@ -81,7 +81,7 @@ def damage(lab: Lab) -> Row:
             act(newest)
             process = start_imported(folder, *SHORT, "train.keep=3")
             problems = sentence(process, 0, newest.name, "going back to the checkpoint before it")
-            if kind != "all of them" and f"going on from {newest.name}" in process.said():
+            if kind != "all of them" and f"resuming from {newest.name}" in process.said():
                 problems.append("the damaged one was loaded")
             row.check(problems + differences(folder, expected), kind)
     _flip_everywhere(lab, row, source)

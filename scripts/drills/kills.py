@@ -87,7 +87,7 @@ def _wait_for_steps(lab: Lab, folder: Path, process: Process, steps: int) -> Non
         )
 
     if in_evaluation and first and first % STEPS_PER_EPOCH == 0:
-        until(lambda: "going on from" in process.said(), process)
+        until(lambda: "resuming from" in process.said(), process)
         pause *= 5
     else:
         until(reached, process)
@@ -105,7 +105,7 @@ def kill_rank(lab: Lab) -> Row:
         while killed < lab.many(10, 1) and _both_train(lab, folder, process):
             os.kill(lab.random.choice(process.ranks()), signal.SIGKILL)
             killed += 1
-            _wait_for_words(process, "going on from", killed)
+            _wait_for_words(process, "resuming from", killed)
             row.check([])
         if process.wait():
             row.fail([f"torchrun ended with {process.code}: {process.said()[-1500:]}"])
