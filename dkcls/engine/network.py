@@ -152,8 +152,7 @@ def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
         return config
     if weights is None:
         raise UserError(
-            "model=NAME or model.name=NAME is needed: which network; "
-            "or model.pretrained=CHECKPOINT for its own"
+            "model.name=NAME is needed: which network; or model.pretrained=CHECKPOINT for its own"
         )
     if weights.card is None:
         raise UserError(
