@@ -100,8 +100,8 @@ def errors(kind: type = Config) -> Iterator[None]:
 def importing_torch() -> Iterator[None]:
     """Import torch and what comes with it, in two thirds of the time: without garbage collections.
 
-    Imports make hundreds of thousands of objects and no garbage, but every collection would look at
-    those that are there by then. They stay, so later collections leave them out.
+    Imports make hundreds of thousands of objects and hardly any garbage, but every collection looks
+    at all that are there by then. They stay, so later collections leave them out.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
