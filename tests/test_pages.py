@@ -14,7 +14,7 @@ from dkcls.data import DATASETS
 from dkcls.words import keywords
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
 SOURCES = [*ROOT.glob("scripts/*.py"), *ROOT.glob("dkcls/cli/*.py"), *ROOT.glob("configs/*/*.yaml")]
 COMMAND = re.compile(r"(?<![\w/])(train\.py|eval\.py|scripts/\w+\.py)((?: +[^\s`|]+)*)")
 KEY = re.compile(r"`((?:model|data|augment|task|optim|schedule|train|log)\.\w+(?:\.\w+)*)[`=]")

@@ -45,7 +45,8 @@ def command() -> None:
 
 def evaluate(config: EvalConfig, hydra: Any) -> None:
     """Evaluate the checkpoints of a config, and print and write what came of it."""
-    from dkcls.engine import distributed, evaluate
+    with cli.importing_torch():
+        from dkcls.engine import distributed, evaluate
 
     paths = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
     check_confusion(config.confusion, len(paths))

@@ -28,7 +28,9 @@ def key_lines(kind: type) -> Iterator[str]:
         if key.group is not group:
             group = key.group
             yield ""
-            yield from textwrap.wrap((group.__doc__ or "").split("\n\n")[0], WIDTH)
+            about = (group.__doc__ or "").split("\n\n")[0]
+            if not about.startswith(f"{group.__name__}("):  # a dataclass's own, if it has none
+                yield from textwrap.wrap(about, WIDTH)
         yield from _row(f"  {key.name}={_word(key.default)}", key.help)
 
 

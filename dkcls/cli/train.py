@@ -78,7 +78,8 @@ def train(config: Config, hydra: Any) -> None:
     run = RunDirectory(Path(config.out) / config.name)
     result = None if config.train.dry_run else run.finished(config)
     if result is None:
-        from dkcls.engine import run as engine  # here, because a finished run needs no torch
+        with cli.importing_torch():  # here, because a finished run needs none
+            from dkcls.engine import run as engine
 
         result = engine.train(config)
     if result is not None and cli.is_main_rank():

@@ -135,9 +135,10 @@ class Dataset(ABC, Generic[B]):
                     "data.image_size=null leaves it to the set"
                 )
             given["image_size"] = data.image_size
+        options = {name: value for name, value in data.options.items() if value is not None}
         known = {*given, "image_size"}
-        check_keywords("data.options", data.options, cls, f"data set {data.name!r}", known)
-        return {name: value for name, value in given.items() if name in taken} | data.options
+        check_keywords("data.options", options, cls, f"data set {data.name!r}", known)
+        return {name: value for name, value in given.items() if name in taken} | options
 
     @property
     def num_classes(self) -> int:
@@ -224,9 +225,7 @@ def create_dataset(
     """
     augment = augment or AugmentConfig()
     if config.name is None:
-        raise UserError(
-            "data=NAME or data.name=NAME is needed: which images; data=deformed_fashion is embedded"
-        )
+        raise UserError("data=NAME is needed: which images; data=deformed_fashion is embedded")
     try:
         kind = DATASETS.find(config.name)
         check_split(split)
@@ -262,7 +261,9 @@ def split_names(split: str) -> tuple[str, ...]:
 def root_of(config: DataConfig) -> str:
     """Return the folder of the files; ValueError if the config has none."""
     if config.root is None:
-        raise ValueError(f"data set {config.name!r} needs root, the folder that its files are in")
+        raise ValueError(
+            f"data set {config.name!r} needs data.root=FOLDER, the folder that its files are in"
+        )
     return config.root
 
 

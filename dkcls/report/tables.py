@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from scipy import stats
-
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as Markdown, with a column NAME_std joined to NAME as "mean ± std"."""
@@ -72,6 +70,8 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     differences = [a[seed] - b[seed] for seed in seeds]
     if len(set(differences)) == 1:
         return Paired(differences, differences[0])
+    from scipy import stats  # here, because it takes longer than the rest of a table
+
     test = stats.ttest_1samp(differences, 0)
     interval = test.confidence_interval(0.95)
     return Paired(

@@ -184,7 +184,7 @@ def malice(lab: Lab) -> Row:
             "hydra.mode=MULTIRUN",
         ),
         "model.pretrained": (f"model.pretrained={files[0]}",),
-        "timm's checkpoint_path": (f"+model.kwargs.checkpoint_path={files[0]}",),
+        "timm's checkpoint_path": (f"model.kwargs.checkpoint_path={files[0]}",),
     }
     for what, overrides in list(cases.items())[: lab.many(len(cases), 1)]:
         words = ("a config may not name code to run",) if "hydra" in overrides[0] else ()

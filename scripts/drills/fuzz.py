@@ -40,15 +40,11 @@ TAGS = (
 )
 PACKAGES = ("_global_", "_group_", "x.y", "?", "")
 GROUPS = (
-    "model",
-    "data",
-    "optim",
-    "schedule",
-    "train",
-    "log",
-    "experiment",
-    "hydra/launcher",
-    "hydra/job_logging",
+    *("experiment", "recipe", "data", "task", "optim"),  # with files
+    *("model", "augment", "schedule", "train", "log"),  # of keys
+    *("data.options", "model.options", "model.kwargs"),  # of anything
+    *("data.options.noise", "data.options.x", "model.kwargs.x"),
+    *("hydra/launcher", "hydra/job_logging"),
 )
 
 
@@ -171,9 +167,7 @@ def misspell(random: Random, key: str) -> str:
 def config_file(random: Random, valid: list[str]) -> bytes:
     makers: tuple[Callable[[], bytes], ...] = (
         lambda: random.randbytes(random.randint(0, 200)),
-        lambda: mutated(
-            random, random.choice(sorted((ROOT / "configs/experiment").glob("*.yaml")))
-        ),
+        lambda: mutated(random, random.choice(sorted((ROOT / "configs").glob("*/*.yaml")))),
         lambda: b"# @package _global_\n" + yaml.safe_dump(structure(random, valid, 4)).encode(),
         lambda: b"# @package _global_\n" + yaml.safe_dump(nested(random, valid)).encode(),
         lambda: (
@@ -203,6 +197,9 @@ def structure(random: Random, valid: list[str], depth: int) -> Any:
             "model",
             "train",
             "optim",
+            "task",
+            "augment",
+            "options",
             "hydra",
             "defaults",
             1,

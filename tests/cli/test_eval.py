@@ -30,7 +30,7 @@ def evaluate(tmp_path, monkeypatch, capsys):
     """Runs eval.py here; returns its figures, or what it says when it fails."""
 
     def run(*arguments):
-        code = run_here(monkeypatch, tmp_path, *arguments, "json=out.json", script="eval.py")
+        code = run_here(monkeypatch, tmp_path, *arguments, "output=out.json", script="eval.py")
         said = capsys.readouterr()
         if code:
             assert (code, said.err.count("error: "), said.err.count("Traceback")) == (1, 1, 0), (
@@ -119,7 +119,7 @@ def test_every_figure_is_what_its_definition_says(flip):
 
 def test_tables_and_picture(tmp_path, evaluate):
     write_checkpoint(tmp_path / "a.pt")
-    data = ("data.object_scale=[1,1.1]", "data.length=2000", "data.workers=0")
+    data = ("data.options.object_scale=[1,1.1]", "data.options.length=2000", "data.workers=0")
     [result] = evaluate(
         "checkpoint=a.pt", *data, "per_class=tables/classes.csv", "confusion=tables/confusion.png"
     )
@@ -237,7 +237,7 @@ def test_bad_input(tmp_path, evaluate):
         (("checkpoint=a.pt", "split=tset"), "split must be one of"),
         (("checkpoint=a.pt", "data.imagesize=3"), "did you mean 'data.image_size'?"),
         (("checkpoint=a.pt", "model.name=mobilenetv2_dw"), "model.pretrained=a.pt: "),
-        (("checkpoint=a.pt", "data=synthetic", "data.num_classes=3"), "a.pt has no class"),
+        (("checkpoint=a.pt", "data=synthetic", "data.options.num_classes=3"), "a.pt has no class"),
         ((), "checkpoint=FILE is needed"),
     ):
         assert sentence in evaluate(*arguments)
@@ -271,7 +271,7 @@ def test_each_image_counts_once_whatever_the_ranks(ranks, tmp_path, evaluate):
 
     def work():
         return run_here(
-            pytest.MonkeyPatch(), tmp_path, *arguments, "json=ranks.json", script="eval.py"
+            pytest.MonkeyPatch(), tmp_path, *arguments, "output=ranks.json", script="eval.py"
         )
 
     assert on_ranks(tmp_path, work, ranks) == [0] * ranks

@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from dkcls.config import Config, EvalConfig, ModelConfig, to_config, valid_keys
+from dkcls.config import Config, EvalConfig, ModelConfig, task_config, valid_keys
+from dkcls.config.convert import to_config
 from dkcls.data import create_dataset
 from dkcls.engine import distributed, run
 from dkcls.engine import evaluate as evaluating
@@ -54,12 +55,11 @@ TINY = {
     "data.name": "synthetic",
     "data.workers": 0,
     "data.image_size": 16,
-    "data.length": 24,
-    "data.num_classes": 10,
+    "data.options": {"length": 24, "num_classes": 10},
     "train.batch_size": 8,
     "schedule.epochs": 2,
     "schedule.warmup_epochs": 0.0,
-    "log.tensorboard": False,
+    "log.to": [],
     "optim.lr": 0.1,
 }
 
@@ -80,7 +80,8 @@ class Row:
 
 
 def config_with(kind: type, keys: dict[str, Any]) -> Any:
-    config = OmegaConf.structured(kind)
+    task = task_config(keys.get("task.name", "classification"))
+    config = OmegaConf.structured(Config(task=task()) if kind is Config else kind)
     for key, value in keys.items():
         OmegaConf.update(config, key, value, force_add=True)
     return to_config(config)
@@ -146,7 +147,7 @@ def architecture(config: Config) -> str:
 
 
 def parts(config: Config) -> Any:
-    return TASKS[config.task].build(config, CPU)
+    return TASKS[config.task.name].build(config, CPU)
 
 
 def starts_from(config: Config, files: Path) -> bool:
@@ -202,7 +203,9 @@ def first_weights(config: Config) -> torch.Tensor:
 
 def dataset(config: Config, training: bool = True) -> Any:
     split = "train" if training else "val"
-    return create_dataset(config.data, split, config.seed, training=training)
+    return create_dataset(
+        config.data, split, config.seed, augment=config.augment, training=training
+    )
 
 
 def augmented(config: Config, files: Path) -> torch.Tensor:
@@ -360,7 +363,7 @@ def precision_of_a_step(config: Config) -> tuple[torch.dtype, bool]:
 class Recorder:
     """In the place of a log or of the checkpoints: what it was asked for."""
 
-    board = None
+    loggers = ()
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, int]] = []
@@ -482,8 +485,8 @@ def detector(path: str) -> dict[str, Any]:
     """The attribute of that path, of a detector."""
 
     def see(config: Config) -> Any:
-        taken = Input(1, config.detector.min_size, 1.0, "bilinear", [0.15], [0.25])
-        found: Any = create_detector(config.model, config.detector, 10, taken)
+        taken = Input(1, config.task.min_size, 1.0, "bilinear", [0.15], [0.25])
+        found: Any = create_detector(config.model, config.task, 10, taken)
         for name in path.split("."):
             found = found[int(name)] if name.isdigit() else getattr(found, name)
         return found() if inspect.ismethod(found) else found
@@ -515,7 +518,7 @@ def looked_at(
 
     monkeypatch.chdir(files)
     monkeypatch.setattr(evaluating, "measure", measure)
-    result = evaluating.evaluate(config.checkpoint, config, CPU, ["data.workers"])
+    result = evaluating.evaluate(config.checkpoint, config, CPU)
     return seen | {"path": result["checkpoint"]}
 
 
@@ -550,34 +553,30 @@ def told_to_start(
     return capsys.readouterr().err.strip()
 
 
-PHOTOS = {
-    "data.name": "imagefolder",
-    "data.root": "photos",
-    "data.length": None,
-    "data.num_classes": None,
-}
+PHOTOS = {"data.name": "folder", "data.root": "photos", "data.options": {}}
 COCO = PHOTOS | {
     "data.name": "coco",
     "data.root": "coco",
     "data.image_size": None,
-    "task": "detection",
+    "task.name": "detection",
 }
 STILL = PHOTOS | {
-    "data.color_jitter": 0.0,
-    "data.scale": [1.0, 1.0],
-    "data.ratio": [61 / 47, 61 / 47],
-    "data.hflip": 0.0,
+    "augment.color_jitter": 0.0,
+    "augment.scale": [1.0, 1.0],
+    "augment.ratio": [61 / 47, 61 / 47],
+    "augment.hflip": 0.0,
 }
-FASHION = {"data.name": "deformed_fashion", "data.num_classes": None, "data.image_size": 32}
-CANVASES = {"data.name": "deformed_detection", "data.num_classes": None, "data.image_size": 96}
+FASHION = {"data.name": "deformed_fashion", "data.options": {}, "data.image_size": 32}
+CANVASES = {"data.name": "deformed_detection", "data.options": {}, "data.image_size": 96}
 LOCAL = {"model.spatial": "local_dk"}
-TWO_EPOCHS = {"data.length": 32}  # of 4 steps each
-DROPS = {"schedule.decay": "drops", "schedule.drop_epochs": [1]}
-BOARD = {"log.tensorboard": True}
+TWO_EPOCHS = {"data.options": {"length": 32, "num_classes": 10}}  # of 4 steps each
+DROPS = {"schedule.name": "drops", "schedule.drop_epochs": [1]}
+BOARD = {"log.to": ["tensorboard"]}
 SMALL_DETECTOR = {
-    "detector.fpn_channels": 8,
-    "detector.box_channels": 16,
-    "detector.anchor_sizes": [8.0, 16.0, 32.0],
+    "task.name": "detection",
+    "task.fpn_channels": 8,
+    "task.box_channels": 16,
+    "task.anchor_sizes": [8.0, 16.0, 32.0],
 }
 COSINE = [round(0.05 * (1 + math.cos(math.pi * step / 8)), 6) for step in range(8)]
 LOSS = math.log(math.e**3 + math.e + 8)  # of the spy's logits, before the target's is taken off
@@ -587,7 +586,6 @@ ROWS: dict[str, Row | str] = {
     "out": Row("elsewhere", begins("held"), ["runs/small"], ["elsewhere/small"]),
     "seed": Row(1, first_weights),
     "resume": "tests/engine/test_train.py::test_what_is_the_users_to_put_right",
-    "task": Row("detection", begins("task"), "classification", "detection"),
     "model.name": Row(
         "test_resnet", architecture, "mobilenetv2_nano", "test_resnet", {"model.spatial": None}
     ),
@@ -630,11 +628,18 @@ ROWS: dict[str, Row | str] = {
     "model.drop_path_rate": (
         "tests/engine/test_options.py::test_what_is_dropped_is_dropped_in_training_alone"
     ),
+    "model.options": Row(
+        {"backend": "reference"},
+        lambda config: network(config).blocks[1][0].conv_dw.backend,
+        None,
+        "reference",
+        LOCAL,
+    ),
     "model.kwargs": Row({"global_pool": "max"}, pool, "avg", "max"),
     "data.name": Row(
         "deformed_fashion",
         lambda config: type(dataset(config)).__name__,
-        given={"data.num_classes": None},
+        given={"data.options": {}},
     ),
     "data.root": Row("more", files_found, 6, 9, PHOTOS),
     "data.image_size": Row(
@@ -644,24 +649,15 @@ ROWS: dict[str, Row | str] = {
     "data.interpolation": Row("bicubic", evaluated, given=PHOTOS | {"data.image_size": 32}),
     "data.mean": Row([0.25], white, pytest.approx(0.515 / 0.229), pytest.approx(0.75 / 0.229)),
     "data.std": Row([0.5], white, pytest.approx(0.515 / 0.229), pytest.approx(0.515 / 0.5)),
-    "data.scale": Row([0.1, 0.2], whole, [True, False], [False, False], STILL),
-    "data.ratio": Row([0.5, 0.6], whole, [True, False], [False, False], STILL),
-    "data.hflip": Row(1.0, whole, [True, False], [False, True], STILL),
-    "data.color_jitter": Row(0.4, whole, [True, False], [False, False], STILL),
-    "data.rand_augment": Row("rand-m9-mstd0.5", augmented, given=STILL),
-    "data.erase_prob": Row(1.0, augmented, given=STILL),
-    "data.mixup": Row(1.0, fed),
-    "data.cutmix": Row(1.0, fed),
-    "data.object_scale": Row([0.7, 0.7], scales, after=[0.7], given=FASHION),
-    "data.object_rotation": Row([10.0, 10.0], rotations, after=[10.0], given=FASHION),
-    "data.noise": Row(0.0, dark_pixels, pytest.approx(0.1 / math.sqrt(2), rel=0.5), 0.0, FASHION),
-    "data.clutter": Row(3, strewn, given=FASHION),
-    "data.objects": Row([1, 1], objects_each, after={1}, given=CANVASES),
-    "data.length": Row(16, lambda config: len(dataset(config)), 24, 16),
-    "data.num_classes": Row(5, lambda config: parts(config).model.num_classes, 10, 5),
-    "data.bad_rows": Row(
-        "skip", rows_used, "data.bad_rows=skip leaves such rows out", "7 images", COCO
-    ),
+    "augment.scale": Row([0.1, 0.2], whole, [True, False], [False, False], STILL),
+    "augment.ratio": Row([0.5, 0.6], whole, [True, False], [False, False], STILL),
+    "augment.hflip": Row(1.0, whole, [True, False], [False, True], STILL),
+    "augment.color_jitter": Row(0.4, whole, [True, False], [False, False], STILL),
+    "augment.rand_augment": Row("rand-m9-mstd0.5", augmented, given=STILL),
+    "augment.erase_prob": Row(1.0, augmented, given=STILL),
+    "augment.mixup": Row(1.0, fed),
+    "augment.cutmix": Row(1.0, fed),
+    "data.options": Row({"length": 16, "num_classes": 10}, lambda c: len(dataset(c)), 24, 16),
     "data.download": Row(True, downloads, False, True, PHOTOS | {"data.name": "cifar10"}),
     "data.workers": Row(3, workers, (0, None, 3, 0.001), (3, 2, 3, 0.001)),
     "data.prefetch": Row(5, workers, (1, 2, 3, 0.001), (1, 5, 3, 0.001), {"data.workers": 1}),
@@ -685,7 +681,7 @@ ROWS: dict[str, Row | str] = {
     "schedule.warmup_steps": Row(
         4, lambda config: rates(config)[:5], COSINE[:5], [0.0, 0.025, 0.05, 0.075, 0.1], TWO_EPOCHS
     ),
-    "schedule.decay": Row(
+    "schedule.name": Row(
         "drops", rates, COSINE, 4 * [0.1] + 4 * [0.01], TWO_EPOCHS | {"schedule.drop_epochs": [1]}
     ),
     "schedule.drop_epochs": Row([], rates, 4 * [0.1] + 4 * [0.01], 8 * [0.1], TWO_EPOCHS | DROPS),
@@ -698,7 +694,8 @@ ROWS: dict[str, Row | str] = {
     "train.eval_every": Row(2, evaluated_steps, [3, 6, 9, 12], [6, 12], {"schedule.epochs": 4}),
     # The targets' logits, of two images of class 0 and two of class 1, are 2 on average, and those
     # of all classes 0.4.
-    "train.label_smoothing": Row(
+    "task.name": Row("detection", begins("task"), "classification", "detection"),
+    "task.label_smoothing": Row(
         0.1, loss, pytest.approx(LOSS - 2), pytest.approx(LOSS - 0.9 * 2 - 0.1 * 0.4)
     ),
     "train.ema_decay": Row(0.25, average_decay, None, 0.25),
@@ -722,41 +719,55 @@ ROWS: dict[str, Row | str] = {
     "train.on_save_error": "tests/engine/test_options.py::test_a_checkpoint_that_cannot_be_written",
     "train.timeout": Row(5.0, begins("timeout"), 600.0, 5.0),
     "train.dry_run": "tests/config/test_configs.py::test_dry_run",
-    "detector.min_size": Row(400, **detector("transform.min_size"), before=(800,), after=(400,)),
-    "detector.max_size": Row(900, **detector("transform.max_size"), before=1333, after=900),
-    "detector.levels": Row(
+    "task.min_size": Row(400, **detector("transform.min_size"), before=(800,), after=(400,)),
+    "task.max_size": Row(900, **detector("transform.max_size"), before=1333, after=900),
+    "task.levels": Row(
         [0, 2], **detector("body.feature_info.reduction"), before=[4, 8], after=[2, 8]
     ),
-    "detector.fpn_channels": Row(12, **detector("backbone.out_channels"), before=8, after=12),
-    "detector.box_channels": Row(
+    "task.fpn_channels": Row(12, **detector("backbone.out_channels"), before=8, after=12),
+    "task.box_channels": Row(
         24, **detector("roi_heads.box_head.fc7.out_features"), before=16, after=24
     ),
-    "detector.anchor_sizes": Row(
+    "task.anchor_sizes": Row(
         [4.0, 9.0, 25.0],
         **detector("rpn.anchor_generator.sizes"),
         before=((8.0,), (16.0,), (32.0,)),
         after=((4.0,), (9.0,), (25.0,)),
     ),
-    "detector.proposals": Row(
+    "task.proposals": Row(
         40,
         **detector("rpn._post_nms_top_n"),
         before={"training": 2000, "testing": 1000},
         after={"training": 40, "testing": 20},
     ),
-    "detector.box_samples": Row(
+    "task.box_samples": Row(
         64, **detector("roi_heads.fg_bg_sampler.batch_size_per_image"), before=512, after=64
     ),
-    "detector.anchor_samples": Row(
+    "task.anchor_samples": Row(
         32, **detector("rpn.fg_bg_sampler.batch_size_per_image"), before=256, after=32
     ),
-    "detector.score_threshold": Row(
-        0.2, **detector("roi_heads.score_thresh"), before=0.05, after=0.2
-    ),
-    "detector.nms_threshold": Row(0.7, **detector("roi_heads.nms_thresh"), before=0.5, after=0.7),
-    "detector.detections": Row(7, **detector("roi_heads.detections_per_img"), before=100, after=7),
+    "task.score_threshold": Row(0.2, **detector("roi_heads.score_thresh"), before=0.05, after=0.2),
+    "task.nms_threshold": Row(0.7, **detector("roi_heads.nms_thresh"), before=0.5, after=0.7),
+    "task.detections": Row(7, **detector("roi_heads.detections_per_img"), before=100, after=7),
     "log.every": Row(2, logged_steps, [], [2, 4, 6]),
-    "log.tensorboard": Row(True, board, None),
+    "log.to": Row(["tensorboard"], board, None),
     "log.images": Row(1, board, after=(16, 16), given=BOARD),
+}
+
+# What single data sets take, as data.options.NAME.
+OPTION_ROWS: dict[str, Row] = {
+    "data.options.object_scale": Row([0.7, 0.7], scales, after=[0.7], given=FASHION),
+    "data.options.object_rotation": Row([10.0, 10.0], rotations, after=[10.0], given=FASHION),
+    "data.options.noise": Row(
+        0.0, dark_pixels, pytest.approx(0.1 / math.sqrt(2), rel=0.5), 0.0, FASHION
+    ),
+    "data.options.clutter": Row(3, strewn, given=FASHION),
+    "data.options.objects": Row([1, 1], objects_each, after={1}, given=CANVASES),
+    "data.options.length": Row(16, lambda config: len(dataset(config)), 24, 16),
+    "data.options.num_classes": Row(5, lambda config: parts(config).model.num_classes, 10, 5),
+    "data.options.bad_rows": Row(
+        "skip", rows_used, "data.options.bad_rows=skip leaves such rows out", "7 images", COCO
+    ),
 }
 
 EVALUATED = {"checkpoint": "a.pt", "data.workers": 0}
@@ -768,7 +779,7 @@ EVALUATION_ROWS: dict[str, Row | str] = {
     "batch_size": Row(7, looks("batch"), 256, 7),
     "precision": Row("bf16", looks("precision"), "fp32", "bf16"),
     "device": Row("cpu", told_to_start, "error: auto 600.0", "error: cpu 600.0"),
-    "json": "tests/cli/test_eval.py::test_figures_are_those_of_the_training_run",
+    "output": "tests/cli/test_eval.py::test_figures_are_those_of_the_training_run",
     "per_class": "tests/cli/test_eval.py::test_tables_and_picture",
     "confusion": "tests/cli/test_eval.py::test_tables_and_picture",
     "timeout": Row(5.0, told_to_start, "error: auto 600.0", "error: auto 5.0"),
@@ -776,10 +787,14 @@ EVALUATION_ROWS: dict[str, Row | str] = {
 
 
 def test_every_key_has_a_row():
-    assert list(ROWS) == valid_keys()
-    assert list(EVALUATION_ROWS) == [
-        key for key in valid_keys(EvalConfig) if not key.startswith(("model.", "data."))
-    ]
+    assert set(ROWS) == set(valid_keys())
+    of_evaluations = valid_keys(EvalConfig)
+    assert set(EVALUATION_ROWS) == {
+        key for key in of_evaluations if not key.startswith(("model.", "data."))
+    }
+    assert {key for key in of_evaluations if key not in EVALUATION_ROWS} == {
+        key for key in ROWS if key.startswith(("model.", "data."))
+    }
 
 
 def check(
@@ -811,25 +826,31 @@ def test_a_key_changes_what_it_says(key, files, request, monkeypatch):
     check(Config, key, ROWS[key], TINY, request)
 
 
+@pytest.mark.parametrize("key", OPTION_ROWS)
+def test_an_option_of_a_data_set_changes_what_it_says(key, files, request):
+    check(Config, key, OPTION_ROWS[key], TINY, request)
+
+
 @pytest.mark.parametrize("key", EVALUATION_ROWS)
 def test_a_key_of_an_evaluation_changes_what_it_says(key, files, request):
     check(EvalConfig, key, EVALUATION_ROWS[key], EVALUATED, request)
 
 
 def test_all_that_an_evaluation_is_told_of_the_data_goes_on_top_of_the_checkpoints():
+    """But its name: with a name, the checkpoint's data set is not asked."""
     given = {
-        key: row.value
+        key.removeprefix("data."): row.value
         for key, row in ROWS.items()
         if key.startswith("data.") and isinstance(row, Row)
     }
-    trained = config_with(EvalConfig, {"data.root": "before"}).data
-    network = SimpleNamespace(classes=["a"], config=Config(data=trained))
+    trained = config_with(Config, {"data.root": "before"}).data
+    network = SimpleNamespace(config=Config(data=trained))
     task = SimpleNamespace(input_keys=())
     for key, value in given.items():
-        asked = config_with(EvalConfig, {key: value}).data
-        for overrides in ([f"{key}=..."], []):  # by the command line, and from Python
-            found = data_for(network, task, asked, overrides)
-            assert vars(found) == vars(trained) | {key.removeprefix("data."): value}
+        asked = config_with(EvalConfig, {f"data.{key}": value}).data
+        assert asked == {key: value}
+        root = None if key == "name" else "before"
+        assert vars(data_for(network, task, asked)) == vars(trained) | {"root": root, key: value}
 
 
 def test_all_that_is_told_of_the_network_goes_on_top_of_the_checkpoints():

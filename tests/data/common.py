@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dkcls.config import DataConfig
+from dkcls.config import AugmentConfig, DataConfig
 from dkcls.data import Batch, create_dataset
 from dkcls.data.loader import Loader
 
@@ -49,9 +49,16 @@ def make_dataset(
     seed: int = 0,
     **keys: Any,
 ) -> Any:
-    """Return a data set from keys of the config, as train.py would make it."""
-    config = DataConfig(name=name, root=root and str(root), **keys)
-    return create_dataset(config, split, seed, training=training)
+    """Return a data set from keys of the config, as train.py would make it.
+
+    Keys that neither `data` nor `augment` has are options of the data set.
+    """
+    of_data = {key: keys.pop(key) for key in list(keys) if hasattr(DataConfig(), key)}
+    augment = AugmentConfig(
+        **{key: keys.pop(key) for key in list(keys) if hasattr(AugmentConfig(), key)}
+    )
+    config = DataConfig(name=name, root=root and str(root), options=keys, **of_data)
+    return create_dataset(config, split, seed, augment=augment, training=training)
 
 
 def assert_same_batches(some: list[Batch], others: list[Batch]) -> None:

@@ -51,7 +51,7 @@ def roots(shared_folder, tmp_path, monkeypatch):
         monkeypatch.setattr(torchvision.datasets, name, reader)
     for split in ("train", "val"):
         packed(shared_folder, tmp_path / "tar", split)
-    return {"imagefolder": shared_folder, "tar": tmp_path / "tar"} | dict.fromkeys(
+    return {"folder": shared_folder, "tar": tmp_path / "tar"} | dict.fromkeys(
         ("cifar10", "cifar100", "fashion_mnist"), tmp_path
     )
 
@@ -130,7 +130,7 @@ def plain_images(tmp_path_factory):
 def augmented(root, index, epoch=0, **options):
     """Return one augmented image, float64 [3, 32, 32]."""
     options = {"hflip": 0.0, "color_jitter": 0.0, **options}
-    dataset = make_dataset("imagefolder", root, training=True, image_size=32, **options)
+    dataset = make_dataset("folder", root, training=True, image_size=32, **options)
     return dataset.load(np.array([index]), epoch).batch.images[0].double().numpy()
 
 
@@ -182,7 +182,7 @@ def test_timms_augmentations_change_images_only_if_asked_for(plain_images, optio
     )
     assert not np.array_equal(plain, changed)
     # Not in training.
-    still = make_dataset("imagefolder", plain_images, image_size=32, crop_ratio=1.0, **option)
+    still = make_dataset("folder", plain_images, image_size=32, crop_ratio=1.0, **option)
     assert np.array_equal(still.load(np.array([1])).batch.images[0].numpy(), plain)
 
 
@@ -199,12 +199,12 @@ def test_synthetic_images_tell_their_class():
     ("arguments", "message"),
     [
         ({"name": "imagenet"}, "data set must be one of cifar10, .*, got 'imagenet'"),
-        ({"name": "imagefolder"}, "data set 'imagefolder' needs root"),
+        ({"name": "folder"}, "data set 'folder' needs data.root=FOLDER"),
         (
-            {"name": "imagefolder", "root": "x", "clutter": 3},
-            "data set 'imagefolder' takes no clutter",
+            {"name": "folder", "root": "x", "clutter": 3},
+            r"data\.options\.clutter: data set 'folder' takes no 'clutter'; it takes no options",
         ),
-        ({"name": "imagefolder", "root": "nowhere"}, "nowhere must hold the folders train and val"),
+        ({"name": "folder", "root": "nowhere"}, "nowhere must hold the folders train and val"),
         ({"name": "tar", "root": "nowhere"}, r"there is no nowhere/train\.index"),
         ({"name": "synthetic", "split": "dev"}, "split must be one of train, val, test, got 'dev'"),
         ({"name": "synthetic", "length": 0}, "length must be positive"),

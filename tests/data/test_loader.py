@@ -39,19 +39,19 @@ class Numbers(ImageDataset):
 def training_set(name, folder):
     options = {
         "deformed_fashion": {"length": 400},
-        "imagefolder": {"root": folder, "image_size": 20, "erase_prob": 0.5},
+        "folder": {"root": folder, "image_size": 20, "erase_prob": 0.5},
     }[name]
     return make_dataset(name, training=True, seed=5, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("name", ["deformed_fashion", "imagefolder"])
+@pytest.mark.parametrize("name", ["deformed_fashion", "folder"])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_restart_within_an_epoch_is_exact_with_any_number_of_workers(
     name, workers, shared_folder
 ):
     options = {
-        "batch_size": 2 if name == "imagefolder" else 24,
+        "batch_size": 2 if name == "folder" else 24,
         "accumulation": 2,
         "training": True,
         "seed": 3,
@@ -94,7 +94,7 @@ def test_ranks_share_an_epoch(world_size):
 def test_sets_that_differ_in_seed_differ_in_pixels_not_in_order(shared_folder):
     loaders = [
         create_loader(
-            make_dataset("imagefolder", shared_folder, training=True, image_size=20, seed=seed),
+            make_dataset("folder", shared_folder, training=True, image_size=20, seed=seed),
             6,
             training=True,
         )
@@ -109,9 +109,7 @@ def test_sets_that_differ_in_seed_differ_in_pixels_not_in_order(shared_folder):
 def test_the_global_generators_are_left_alone(workers, shared_folder):
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    list(
-        create_loader(training_set("imagefolder", shared_folder), 6, training=True, workers=workers)
-    )
+    list(create_loader(training_set("folder", shared_folder), 6, training=True, workers=workers))
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from dkcls.config import Config, to_config
+from dkcls.config import Config
+from dkcls.config.convert import to_config
 from dkcls.engine.distributed import World
 from dkcls.engine.log import CLOCK
 from dkcls.engine.run import build_trainer
@@ -31,13 +32,13 @@ SMALL = (
     "experiment=quickstart",
     "data=synthetic",
     "data.image_size=32",
-    "data.length=52",
-    "data.num_classes=10",
+    "data.options.length=52",
+    "data.options.num_classes=10",
     "train.batch_size=8",
     "schedule.epochs=2",
     "schedule.warmup_epochs=0.5",
     "log.every=2",
-    "log.tensorboard=false",
+    "log.to=[]",
     "optim.generator_lr=1",
 )
 RANK_TIMEOUT = 120  # seconds; for ranks that hang

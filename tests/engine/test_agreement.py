@@ -12,7 +12,7 @@ from timm.data import create_loader as timm_loader
 from timm.data import resolve_data_config
 from torch import nn
 
-from dkcls.config import DataConfig, ModelConfig
+from dkcls.config import ModelConfig
 from dkcls.data import create_dataset, create_loader
 from dkcls.engine.evaluate import data_for
 from dkcls.engine.network import load
@@ -85,16 +85,9 @@ def test_logits_are_timms(name, interpolation, levels, error_in_mean, folder, tm
     save_file(model.state_dict(), tmp_path / "w.safetensors")
 
     network = load(str(tmp_path / "w.safetensors"), ModelConfig(name=name))
-    asked = DataConfig(
-        name="imagefolder",
-        root=str(folder),
-        image_size=SIZE,
-        workers=0,
-        interpolation=interpolation,
-    )
-    given = ["data.interpolation"] if interpolation == "bilinear" else []
-    keys = ["data=imagenet", "data.image_size", "data.crop_ratio", *given]
-    data = data_for(network, Classification, asked, keys)
+    asked = {"name": "folder", "root": str(folder), "image_size": SIZE, "crop_ratio": 0.875}
+    asked |= {"interpolation": interpolation} if interpolation == "bilinear" else {}
+    data = data_for(network, Classification, asked)
     dataset = create_dataset(data, "val")
     assert outputs_of(network, dataset.class_names) == [0, 1, 207]
     task = Classification(network.input.mean, network.input.std, 3, torch.device("cpu"))

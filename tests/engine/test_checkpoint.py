@@ -11,7 +11,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dkcls.engine import checkpoint, cli
+from dkcls import cli
+from dkcls.cli.compose import refuse_code
+from dkcls.engine import checkpoint
 from dkcls.engine.checkpoint import Checkpoints
 from dkcls.engine.log import Log
 from dkcls.engine.run_directory import RunDirectory
@@ -129,7 +131,7 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_hash_before_it(tmp_path, 
 
 def test_lines_of_metrics_are_on_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
     calls = record_disk_calls(monkeypatch)
-    with Log(tmp_path, 0, 10, tensorboard=False) as log:
+    with Log(tmp_path, 0, 10, to=[]) as log:
         log.metrics("train", 1, 0, {})
         log.sync()
     assert calls == [("fsync", "metrics.jsonl")]
@@ -194,7 +196,7 @@ def test_metrics_that_will_be_made_again_are_forgotten(tmp_path, evaluation_due,
 
 
 def test_the_seconds_of_a_run_go_on(tmp_path):
-    with Log(tmp_path, 4, 10, tensorboard=False, seconds=100.0) as log:
+    with Log(tmp_path, 4, 10, to=[], seconds=100.0) as log:
         log.metrics("train", 5, 0, {})
     written = json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"]
     assert 100 <= written <= log.seconds + 0.0005  # it is rounded to a thousandth
@@ -220,7 +222,7 @@ class FullFor:
 
 
 def test_metrics_wait_for_a_full_disk(tmp_path, caplog, monkeypatch):
-    with Log(tmp_path, 0, 10, tensorboard=False) as log:
+    with Log(tmp_path, 0, 10, to=[]) as log:
         log.file = FullFor(log.file, 2)
         monkeypatch.setattr(Log, "seconds", 1.0)
         log.metrics("train", 1, 0, {})
@@ -236,7 +238,7 @@ def test_metrics_wait_for_a_full_disk(tmp_path, caplog, monkeypatch):
 def test_a_resumed_run_has_every_step_once_in_tensorboard(tmp_path):
     """The second start makes step 3 again: the first one's is forgotten."""
     for start, steps, loss in ((0, (1, 2, 3), 1.0), (3, (3, 4), 2.0)):
-        with Log(tmp_path, start, 10, tensorboard=True) as log:
+        with Log(tmp_path, start, 10, to=["tensorboard"]) as log:
             for step in steps:
                 log.metrics("train", step, 0, {"loss": loss})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -251,7 +253,7 @@ def test_a_resumed_run_has_every_step_once_in_tensorboard(tmp_path):
 
 def test_the_reach_of_offsets_does_not_cancel(tmp_path):
     offset = torch.tensor([[[[-2.0, 1.0]]]])
-    with Log(tmp_path, 0, 10, tensorboard=True) as log:
+    with Log(tmp_path, 0, 10, to=["tensorboard"]) as log:
         log.offsets(4, {"a": OffsetRecord(kernel_offset=offset, clipped=torch.tensor(0.25))})
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
@@ -338,6 +340,6 @@ CODE = {"_target_": "os.getcwd"}
     ids=str,
 )
 def test_a_config_names_no_code_for_hydra_to_run(change):
-    cli.refuse_code(HYDRA)
+    refuse_code(HYDRA)
     with pytest.raises(UserError, match="a config may not name code to run"):
-        cli.refuse_code(HYDRA | change)
+        refuse_code(HYDRA | change)

@@ -38,7 +38,7 @@ SAME = (
     "optim.generator_lr=0.1",
     "data.workers=0",
     "log.every=1",
-    "data.length=36",
+    "data.options.length=36",
     "train.batch_size=8",
     "schedule.epochs=2",
     "schedule.warmup_epochs=0",
@@ -138,11 +138,11 @@ def test_what_is_evaluated_is_what_is_saved(tmp_path, monkeypatch):
     run_ranks(
         tmp_path,
         "data.workers=0",
-        "data.length=36",
+        "data.options.length=36",
         "schedule.epochs=1",
         "schedule.warmup_epochs=0",
     )
-    arguments = ("checkpoint=runs/small/last.pt", "json=figures.json", "data.workers=0")
+    arguments = ("checkpoint=runs/small/last.pt", "output=figures.json", "data.workers=0")
     assert run_here(monkeypatch, tmp_path, *arguments, script="eval.py") == 0
     [figures] = json.loads((tmp_path / "figures.json").read_text())
     line = metric_lines(tmp_path)[-1]
@@ -168,10 +168,10 @@ def data_on_one(world, folder):
     """What each rank says when rank 0 alone has the images."""
     root = folder if world.is_main else folder / "nowhere"
     overrides = (
-        "data.name=imagefolder",
+        "data.name=folder",
         f"data.root={root}",
-        "data.length=null",
-        "data.num_classes=null",
+        "data.options.length=null",
+        "data.options.num_classes=null",
     )
     try:
         build_trainer(small_config(*overrides), world)

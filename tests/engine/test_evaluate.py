@@ -1,5 +1,6 @@
 """What eval.py's options do to the figures, and which data and outputs they are of."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,9 @@ from tests.engine.checkpoints import write_checkpoint
 from tests.tasks.detection.common import TINY
 
 CPU = World(torch.device("cpu"))
-DATA = DataConfig(name="synthetic", image_size=32, length=8, num_classes=10, workers=0)
+DATA = DataConfig(
+    name="synthetic", image_size=32, options={"length": 8, "num_classes": 10}, workers=0
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +58,14 @@ def val():
 
 
 def loss_of(checkpoint: str, **options) -> float:
-    result = evaluate(checkpoint, EvalConfig(**options), CPU, [])
+    result = evaluate(checkpoint, EvalConfig(**options), CPU)
     assert result["images"] == 8
     return result["loss"]
 
 
 def test_what_is_asked_of_the_data_counts_from_python_too(checkpoint):
-    asked = EvalConfig(data=DataConfig(length=5))
-    assert evaluate(checkpoint, asked, CPU, [])["images"] == 5
+    asked = EvalConfig(data={"options": {"length": 5}})
+    assert evaluate(checkpoint, asked, CPU)["images"] == 5
 
 
 def test_flip_is_the_mean_of_both_probabilities(checkpoint, by_hand, val):
@@ -111,45 +114,46 @@ class OtherRankHasBadFiles(World):
 
 def test_bad_files_of_any_rank_end_the_evaluation_on_all(checkpoint):
     with pytest.raises(UserError, match=r"more than 0\.10% of the images cannot be read"):
-        evaluate(checkpoint, EvalConfig(), OtherRankHasBadFiles(CPU.device), [])
+        evaluate(checkpoint, EvalConfig(), OtherRankHasBadFiles(CPU.device))
 
 
-TRAINED = DataConfig(name="synthetic", image_size=32, crop_ratio=0.9)
-IMAGENET = {"name": "imagenet", "image_size": 48, "crop_ratio": 0.5}
+TRAINED = DataConfig("synthetic", image_size=32, crop_ratio=0.9, options={"length": 7})
 
 
 @pytest.mark.parametrize(
-    ("overrides", "asked", "expected"),
+    ("asked", "expected"),
     [
-        ([], {}, ("synthetic", 40, 0.9)),
-        ([], {"image_size": 48, "crop_ratio": 0.5}, ("synthetic", 48, 0.5)),
-        (["data=imagenet"], IMAGENET, ("imagenet", 40, 0.5)),
-        (["data=imagenet", "data.image_size=48"], IMAGENET, ("imagenet", 48, 0.5)),
-        (["data.image_size=48"], {"image_size": 48}, ("synthetic", 48, 0.9)),
-        (
-            ["+data.image_size=48", "++data.crop_ratio=0.875"],
-            {"image_size": 48},
-            ("synthetic", 48, 0.875),
-        ),
-        (["~data.crop_ratio=0.9"], {}, ("synthetic", 40, 0.875)),
-        (["seed=3", "model.data=3"], {}, ("synthetic", 40, 0.9)),
+        ({}, ("synthetic", 40, 0.9, {"length": 7})),
+        ({"image_size": 48, "crop_ratio": 0.5}, ("synthetic", 48, 0.5, {"length": 7})),
+        ({"crop_ratio": 0.875}, ("synthetic", 40, 0.875, {"length": 7})),  # the default, too
+        ({"options": {"num_classes": 5}}, ("synthetic", 40, 0.9, {"length": 7, "num_classes": 5})),
+        ({"name": "folder"}, ("folder", 40, 0.875, {})),  # another set: nothing of the run's
+        ({"name": "folder", "image_size": 48}, ("folder", 48, 0.875, {})),
     ],
 )
-def test_the_command_line_then_the_network_then_the_run_say_which_data(overrides, asked, expected):
-    """And from Python, where there is no command line, what is not at its default."""
+def test_what_is_asked_then_the_network_then_the_run_say_which_data(asked, expected):
     network = SimpleNamespace(
         classes=["a"],
         config=Config(data=TRAINED),
         input=SimpleNamespace(image_size=40),
     )
     task = SimpleNamespace(input_keys=("image_size",))
-    data = data_for(network, task, DataConfig(**asked), overrides)
-    assert (data.name, data.image_size, data.crop_ratio) == expected
+    data = data_for(network, task, asked)
+    assert (data.name, data.image_size, data.crop_ratio, data.options) == expected
 
 
-def test_without_a_run_the_data_is_what_was_asked_for():
-    network, task = SimpleNamespace(classes=None), SimpleNamespace(input_keys=())
-    assert data_for(network, task, DataConfig(**IMAGENET)) == DataConfig(**IMAGENET)
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"crop_ratios": 0.5}, "data: there is no key 'crop_ratios'; did you mean 'crop_ratio'?"),
+        ({"crop_ratio": 2.0}, "data: data.crop_ratio must be above 0 and at most 1, got 2.0"),
+        ({"workers": "many"}, "data: workers: Value 'many' of type 'str' could not be converted"),
+    ],
+)
+def test_wrong_data_is_refused_in_a_sentence(asked, sentence):
+    network = SimpleNamespace(config=Config(data=TRAINED))
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        data_for(network, SimpleNamespace(input_keys=()), asked)
 
 
 def network_of(num_classes: int, classes: list[str] | None = None) -> SimpleNamespace:
@@ -191,15 +195,14 @@ def test_an_evaluation_is_normalised_as_asked_or_as_the_network_was(
         return {"images": 1}
 
     monkeypatch.setattr(evaluating, "measure", look)
-    other = EvalConfig(data=DataConfig(mean=[0.3]))
-    for asked, overrides in ((EvalConfig(), []), (other, []), (other, ["data.mean=[0.3]"])):
-        evaluate(str(checkpoint), asked, CPU, overrides)
+    for data in ({}, {"mean": [0.3]}):
+        evaluate(str(checkpoint), EvalConfig(data=data), CPU)
     (own, std), *others = seen
     assert own == pytest.approx([0.15] if task == "detection" else [0.485, 0.456, 0.406])
-    assert [given for given, _ in others] == [pytest.approx([0.3] * len(own))] * 2
+    assert [given for given, _ in others] == [pytest.approx([0.3] * len(own))]
     assert [std, *(same for _, same in others)] == [
         pytest.approx([0.25] if task == "detection" else [0.229, 0.224, 0.225])
-    ] * 3
+    ] * 2
 
 
 def test_a_detector_is_not_evaluated_on_other_classes(tmp_path):
@@ -210,4 +213,4 @@ def test_a_detector_is_not_evaluated_on_other_classes(tmp_path):
     with pytest.raises(
         UserError, match=r"a\.pt finds Ankle boot, Bag, .*; the data has T-shirt, Trouser"
     ):
-        evaluate(str(tmp_path / "a.pt"), EvalConfig(), CPU, [])
+        evaluate(str(tmp_path / "a.pt"), EvalConfig(), CPU)

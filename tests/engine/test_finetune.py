@@ -20,8 +20,8 @@ FINETUNE = (
     "data.root=photos",
     "data.image_size=null",
     "data.workers=0",
-    "data.length=null",
-    "data.num_classes=null",
+    "data.options.length=null",
+    "data.options.num_classes=null",
     "data.crop_ratio=1",
     "optim.lr=0.05",
 )
@@ -125,7 +125,7 @@ def test_from_rigid_weights_of_torchvision(photos, tmp_path, monkeypatch, capsys
         in capsys.readouterr().err
     )
     assert run_here(monkeypatch, tmp_path, *FINETUNE, "name=other") == 1
-    assert "model=NAME or model.name=NAME is needed" in capsys.readouterr().err
+    assert "model.name=NAME is needed" in capsys.readouterr().err
     assert (
         run_here(monkeypatch, tmp_path, *FINETUNE, *network, "model.freeze=[block.3]", "name=other")
         == 1

@@ -28,7 +28,7 @@ def test_learning_rate_of_every_step_of_the_90_epochs():
         {"params": model["b"].parameters(), "lr": 0.001},
     ]
     optimizer = torch.optim.SGD(groups)
-    schedule = make_schedule(optimizer, ScheduleConfig(90, 5.0), per_epoch)
+    schedule = make_schedule(optimizer, ScheduleConfig(epochs=90, warmup_epochs=5.0), per_epoch)
     assert total == 450_360
     got = np.empty((total, 2))
     for t in range(total):
@@ -67,7 +67,7 @@ def test_groups(spatial, decay_norm):
 
 def test_schedule_without_warmup():
     optimizer = make_optimizer(nn.Linear(2, 2), OptimConfig(), 0.1)
-    schedule = make_schedule(optimizer, ScheduleConfig(10, 0.0), 1)
+    schedule = make_schedule(optimizer, ScheduleConfig(epochs=10, warmup_epochs=0.0), 1)
     schedule.step_update(0)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
@@ -78,7 +78,7 @@ def test_learning_rate_with_drops():
     After 500 steps of warm-up, the rate drops to a tenth after epochs 8 and 11 of 12.
     """
     optimizer = make_optimizer(nn.Linear(2, 2), OptimConfig(), 0.02)
-    config = ScheduleConfig(12, warmup_steps=500, decay="drops", drop_epochs=[8, 11])
+    config = ScheduleConfig("drops", 12, warmup_steps=500, drop_epochs=[8, 11])
     schedule = make_schedule(optimizer, config, 1000)
     rates = {
         0: 0.0,

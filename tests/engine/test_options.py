@@ -13,7 +13,7 @@ from dkcls.tasks.classification.metrics import Details, Totals
 from tests.engine.common import last_state, metric_lines, run_here, small_trainer
 
 FEW = (
-    "data.length=20",
+    "data.options.length=20",
     "data.workers=0",
     "log.every=1",
     "schedule.warmup_epochs=0",
@@ -57,7 +57,7 @@ def evaluated(monkeypatch, folder, *arguments):
     """By eval.py."""
     arguments = (
         "checkpoint=runs/small/last.pt",
-        "json=figures.json",
+        "output=figures.json",
         "batch_size=8",
         "data.workers=0",
         *arguments,
@@ -118,9 +118,9 @@ class Compiler:
 
 
 MIXED = (
-    "data.mixup=0.2",
-    "data.cutmix=1.0",
-    "train.label_smoothing=0.1",
+    "augment.mixup=0.2",
+    "augment.cutmix=1.0",
+    "task.label_smoothing=0.1",
     "model.drop_path_rate=0.1",
     "model.drop_rate=0.1",
 )
@@ -170,9 +170,9 @@ def test_options(overrides, check, seen, monkeypatch, tmp_path):
 
 # The rate is the same in every step.
 STEADY = (
-    "data.length=32",
+    "data.options.length=32",
     "schedule.warmup_epochs=0",
-    "schedule.decay=drops",
+    "schedule.name=drops",
     "schedule.drop_epochs=[]",
     "optim.lr=0.1",
 )
@@ -226,7 +226,7 @@ def on_paper(
         (("optim.momentum=0.5",), {"momentum": 0.5}),
         (("optim.weight_decay=0.5",), {"decay": 0.5}),
         (("optim.weight_decay=0.5", "optim.decay_norm=true"), {"decay": 0.5, "decay_norm": True}),
-        (("train.label_smoothing=0.3",), {"smoothing": 0.3}),
+        (("task.label_smoothing=0.3",), {"smoothing": 0.3}),
         (("train.accumulation=2",), {}),
         (("train.accumulation=2", "optim.clip_grad=0.2"), {"clip": 0.2}),
     ],
@@ -396,7 +396,7 @@ def test_pretrained_weights(monkeypatch, tmp_path, capsys):
             *FEW,
             "name=again",
             "model.pretrained=runs/dk/best.pt",
-            "data.num_classes=5",
+            "data.options.num_classes=5",
         )
         == 0
     )

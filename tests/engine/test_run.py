@@ -69,7 +69,7 @@ def test_the_first_lines_say_the_precision(tmp_path, monkeypatch, caplog):
         "train.precision=auto",
         "schedule.epochs=1",
         "schedule.warmup_epochs=0",
-        "data.length=16",
+        "data.options.length=16",
         "data.workers=0",
     )
     assert run_here(monkeypatch, tmp_path, *words) == 0
@@ -200,7 +200,7 @@ def test_a_line_is_printed_once_in_a_terminal(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setattr(root, "handlers", [logging.StreamHandler(terminal)])
         monkeypatch.setattr(logging.getLogger("dkcls"), "level", logging.INFO)
-        with Log(tmp_path, 0, 10, tensorboard=False) as log:
+        with Log(tmp_path, 0, 10, to=[]) as log:
             assert not log.bar.disable
             logger.info("before the first step")
             log.step()

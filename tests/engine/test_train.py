@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("test_train")  # its runs are made once
 def finished(tmp_path_factory):
     folder, said = tmp_path_factory.mktemp("finished"), io.StringIO()
     with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(said):
-        assert run_here(monkeypatch, folder, "log.tensorboard=true", "train.keep=1") == 0
+        assert run_here(monkeypatch, folder, "log.to=[tensorboard]", "train.keep=1") == 0
     return folder, said.getvalue()
 
 
@@ -59,7 +59,7 @@ def test_what_a_run_leaves(finished):
 def test_a_finished_run_is_not_started_again(finished, monkeypatch, caplog):
     folder, _ = finished
     before = (folder / "runs/small/last.pt").resolve().read_bytes()
-    assert run_here(monkeypatch, folder, "log.tensorboard=true", "train.keep=1") == 0
+    assert run_here(monkeypatch, folder, "log.to=[tensorboard]", "train.keep=1") == 0
     assert "is finished" in caplog.text
     assert (folder / "runs/small/last.pt").resolve().read_bytes() == before
 
@@ -77,8 +77,8 @@ def test_a_finished_run_is_not_started_again(finished, monkeypatch, caplog):
             (
                 "name=x",
                 "data=imagenet",
-                "data.length=null",
-                "data.num_classes=null",
+                "data.options.length=null",
+                "data.options.num_classes=null",
                 "data.root=nowhere",
             ),
             "nowhere",
@@ -157,7 +157,7 @@ def test_sweep_skips_what_is_finished(tmp_path, monkeypatch, caplog):
     overrides = (
         "name=null",
         "schedule.epochs=1",
-        "data.length=16",
+        "data.options.length=16",
         "data.workers=0",
         "seed=0,1",
         "-m",

@@ -22,13 +22,13 @@ from dkcls.engine.trainer import StopRequest
 from dkcls.errors import UserError
 from tests.engine.common import CPU, same_bits, small_config, small_trainer
 
-TWO_STEPS = ("data.length=16", "schedule.warmup_epochs=0")  # an epoch
+TWO_STEPS = ("data.options.length=16", "schedule.warmup_epochs=0")  # an epoch
 
 
 class Lines:
     """A log that keeps its lines of metrics."""
 
-    board = None
+    loggers = ()
 
     def __init__(self):
         self.steps, self.kept = 0, []
@@ -108,7 +108,9 @@ def test_lines_of_metrics_are_of_the_steps_since_the_last(monkeypatch, tmp_path)
         now += seconds
 
     monkeypatch.setattr(trainer_module, "time", SimpleNamespace(perf_counter=lambda: now))
-    trainer = small_trainer("data.length=32", "schedule.warmup_epochs=0", "log.every=3")  # 8 steps
+    trainer = small_trainer(
+        "data.options.length=32", "schedule.warmup_epochs=0", "log.every=3"
+    )  # 8 steps
     loss, load = trainer.task.loss, trainer.train_loader.dataset.load
 
     def timed_loss(model, batch):
@@ -237,7 +239,7 @@ def test_a_dry_run_tells_the_time_of_the_whole_run(monkeypatch, capsys):
     )
     dry_run(
         small_trainer(
-            "data.length=16",
+            "data.options.length=16",
             "schedule.epochs=90",
             "schedule.warmup_epochs=5",
             "train.accumulation=2",
@@ -266,9 +268,7 @@ def test_milestones():
     config = small_config("optim.lr=0.2", "schedule.epochs=12", "schedule.warmup_epochs=2")
     cosine = [("start", 0, 0.0), ("end of warm-up", 20, 0.2), ("half", 70, 0.1), ("end", 120, 0.0)]
     assert found(config) == [(what, step, pytest.approx(lr)) for what, step, lr in cosine]
-    config.schedule = ScheduleConfig(
-        12, warmup_steps=5, decay="drops", drop_epochs=[8, 11], gamma=0.5
-    )
+    config.schedule = ScheduleConfig("drops", 12, warmup_steps=5, drop_epochs=[8, 11], gamma=0.5)
     drops = [
         ("start", 0, 0.0),
         ("end of warm-up", 5, 0.2),

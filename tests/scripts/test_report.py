@@ -109,7 +109,8 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path):
 
 
 def test_the_report_of_one_run_on_other_data(monkeypatch, tmp_path):
-    data = DataConfig(name="synthetic", image_size=32, length=8, num_classes=10, workers=0)
+    options = {"length": 8, "num_classes": 10}
+    data = DataConfig(name="synthetic", image_size=32, options=options, workers=0)
     write_run(tmp_path / "one", 10.0, data, spatial="global_dk")
     assert (
         run_here(monkeypatch, tmp_path, "run=one", "output=page.html", script="scripts/report.py")

@@ -6,7 +6,12 @@ import pytest
 
 from tests.engine.common import run_here
 
-TOY = ("data.length=64", "train.batch_size=32", "schedule.epochs=1", "schedule.warmup_epochs=0")
+TOY = (
+    "data.options.length=64",
+    "train.batch_size=32",
+    "schedule.epochs=1",
+    "schedule.warmup_epochs=0",
+)
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def on_photos(photos: Path, name: str | None, pretrained: str | None, **data) ->
     model = ModelConfig(name=name, pretrained=pretrained and str(photos / pretrained))
     return Config(
         model=model,
-        data=DataConfig(name="imagefolder", root=str(photos), image_size=SIZE, workers=0, **data),
+        data=DataConfig(name="folder", root=str(photos), image_size=SIZE, workers=0, **data),
     )
 
 
@@ -137,8 +137,8 @@ def test_pretrained_weights_see_what_timm_would_show_them(photos):
         "std": [0.5] * 3,
     }
     network = load(str(photos / "w.safetensors"), ModelConfig(LITE))
-    asked = on_photos(photos, None, None).data
-    data = data_for(network, Classification, asked, ["data", "data.image_size"])
+    asked = {"name": "folder", "root": str(photos), "image_size": SIZE}
+    data = data_for(network, Classification, asked)
     dataset = create_dataset(data, "val")
     dataset.class_names = network.class_names()  # the network is for 1000 classes
     details = Classification.evaluation_of(network, dataset, data, EvalConfig(), CPU.device)
@@ -186,7 +186,7 @@ def test_a_networks_card_says_how_its_images_are_resized(photos, tmp_path):
     level = 2.01 / 255 / min(IMAGENET_DEFAULT_STD)
     assert (validation_images(again) - expected).abs().max() <= level
     network = load(str(tmp_path / "a.pt"))
-    assert data_for(network, Classification, DataConfig(name="tar")).interpolation == "bicubic"
+    assert data_for(network, Classification, {"name": "tar"}).interpolation == "bicubic"
     seen = []
     network.model.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
     list(
@@ -216,12 +216,12 @@ def test_another_seed_is_another_classifier():
 
 def test_options_of_training_reach_the_task():
     config = config_of(
-        "model=mobilenetv2_nano",
+        "model.name=mobilenetv2_nano",
         "data=synthetic",
         "data.image_size=32",
-        "data.mixup=0.3",
-        "data.cutmix=0.7",
-        "train.label_smoothing=0.2",
+        "augment.mixup=0.3",
+        "augment.cutmix=0.7",
+        "task.label_smoothing=0.2",
     )
     task = Classification.build(config, CPU).task
     assert (task.mixup.mixup_alpha, task.mixup.cutmix_alpha, task.mixup.label_smoothing) == (

@@ -357,7 +357,7 @@ class _Table:
             row = f"{self.file}: {self.kind}[{self.row_numbers[wrong[0]]}]"
             raise ValueError(
                 f"{row} must have {what} as {key}, got {value}; "
-                "data.bad_rows=skip leaves such rows out"
+                "data.options.bad_rows=skip leaves such rows out"
             )
         self.rows = [row for row, kept in zip(self.rows, good, strict=True) if kept]
         self.row_numbers = self.row_numbers[good]

@@ -361,7 +361,7 @@ def changed(kind, place, **values):
     return content
 
 
-OFFER = "data.bad_rows=skip leaves such rows out$"
+OFFER = "data.options.bad_rows=skip leaves such rows out$"
 
 
 @pytest.mark.parametrize(
@@ -519,28 +519,31 @@ def test_missing_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "coco"}, "data set 'coco' needs root"),
+        ({"name": "coco"}, "data set 'coco' needs data.root=FOLDER"),
         ({"name": "coco", "root": "x", "image_size": 224}, "data set 'coco' takes no image_size"),
         (
-            {"name": "coco", "root": "x", "erase_prob": 0.1, "length": 3},
-            "data set 'coco' takes no erase_prob, length",
+            {"name": "coco", "root": "x", "erase_prob": 0.1, "interpolation": "bicubic"},
+            r"data set 'coco' takes no data\.interpolation, augment\.erase_prob",
+        ),
+        (
+            {"name": "coco", "root": "x", "length": 3},
+            r"data\.options\.length: data set 'coco' takes no 'length'; it takes bad_rows",
         ),
         (
             {"name": "coco", "root": "x", "split": "dev"},
             "split must be one of train, val, test, got 'dev'",
         ),
-        ({"name": "coco", "root": "x", "hflip": 2.0}, r"hflip must be from 0 to 1, got 2\.0"),
         (
-            {"name": "imagefolder", "root": "x", "bad_rows": "skip"},
-            "data set 'imagefolder' takes no bad_rows",
+            {"name": "folder", "root": "x", "bad_rows": "skip"},
+            r"data\.options\.bad_rows: data set 'folder' takes no 'bad_rows'",
         ),
         (
             {"name": "deformed_detection", "clutter": 2},
-            "data set 'deformed_detection' takes no clutter",
+            "data set 'deformed_detection' takes no 'clutter'; it takes objects, object_scale, ",
         ),
         (
             {"name": "deformed_detection", "rand_augment": "rand-m9"},
-            "data set 'deformed_detection' takes no rand_augment",
+            r"data set 'deformed_detection' takes no augment\.rand_augment",
         ),
     ],
 )

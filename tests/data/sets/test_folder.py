@@ -29,7 +29,7 @@ def make_old(root):
 
 
 def dataset_of(root, split="train", **options):
-    return make_dataset("imagefolder", root, split, image_size=16, **options)
+    return make_dataset("folder", root, split, image_size=16, **options)
 
 
 def test_classes_and_images(shared_folder):

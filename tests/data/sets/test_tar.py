@@ -38,7 +38,7 @@ def test_batches_are_those_of_the_folder(shared_folder, tmp_path, workers):
     for split, training in (("train", True), ("val", False), ("test", False)):
         sets = [
             make_dataset(kind, root, split, training=training, image_size=24)
-            for kind, root in (("imagefolder", shared_folder), ("tar", tmp_path))
+            for kind, root in (("folder", shared_folder), ("tar", tmp_path))
         ]
         assert sets[0].class_names == sets[1].class_names
         some, others = (

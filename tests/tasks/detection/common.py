@@ -10,10 +10,11 @@ from tests.data.common import make_dataset
 
 # On top of what all small runs are given: 2 epochs of 3 steps on the embedded canvases, made small.
 TINY = (
-    "experiment=det_quickstart", "name=tiny", "data=deformed_detection", "data.num_classes=null",
-    "data.length=14", "data.image_size=64", "data.object_scale=[0.4,1.5]", "detector.min_size=64",
-    "detector.max_size=64", "detector.fpn_channels=8", "detector.box_channels=16",
-    "detector.proposals=50", "detector.score_threshold=0.0", "train.batch_size=4", "log.every=1",
+    "experiment=det_quickstart", "name=tiny", "data=deformed_detection",
+    "data.options.num_classes=null", "data.options.length=14", "data.image_size=64",
+    "data.options.object_scale=[0.4,1.5]", "task.min_size=64", "task.max_size=64",
+    "task.fpn_channels=8", "task.box_channels=16",
+    "task.proposals=50", "task.score_threshold=0.0", "train.batch_size=4", "log.every=1",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dkcls.config import DetectorConfig, ModelConfig
+from dkcls.config import DetectionConfig, ModelConfig
 from dkcls.data.dataset import DetectionBatch
 from dkcls.engine.distributed import World
 from dkcls.engine.task import Input
@@ -32,7 +32,7 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def detector() -> Detector:
     return create_detector(
-        ModelConfig(name="mobilenetv2_nano"), DetectorConfig(**OPTIONS), 3, INPUT
+        ModelConfig(name="mobilenetv2_nano"), DetectionConfig(**OPTIONS), 3, INPUT
     ).eval()
 
 

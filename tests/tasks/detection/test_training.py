@@ -98,7 +98,7 @@ def test_ranks_evaluate_as_one_process(finished, tmp_path):
     figures = {}
     for ranks in (1, 3):
         file = finished / f"{ranks}.json"
-        arguments = ("checkpoint=runs/tiny/best.pt", f"json={file}", "batch_size=2")
+        arguments = ("checkpoint=runs/tiny/best.pt", f"output={file}", "batch_size=2")
 
         def evaluate(arguments=arguments):
             with pytest.MonkeyPatch.context() as patch:
@@ -155,7 +155,7 @@ def test_fine_tuned_from_a_folder_in_cocos_layout(finished, monkeypatch, tmp_pat
         *TINY,
         "data=coco",
         f"data.root={root}",
-        "data.length=null",
+        "data.options.length=null",
         "data.image_size=null",
     ]
     overrides += [
@@ -165,9 +165,9 @@ def test_fine_tuned_from_a_folder_in_cocos_layout(finished, monkeypatch, tmp_pat
         f"model.pretrained={classifier}",
     ]
     overrides += [
-        "data.object_scale=null",
+        "data.options.object_scale=null",
         "data.workers=0",
-        "detector.max_size=80",
+        "task.max_size=80",
         "schedule.epochs=1",
         "train.freeze_bn=true",
         "optim.backbone_lr=0.1",
@@ -233,10 +233,11 @@ def test_the_comparison_from_training_to_tables(monkeypatch, tmp_path, capsys):
     small = [
         override
         for override in TINY
-        if not override.startswith(("name=", "experiment=", "data=", "data.num_classes"))
+        if not override.startswith(("name=", "experiment=", "data=", "data.options.num_classes"))
     ]
     small = [
-        "data.length=8" if override.startswith("data.length=") else override for override in small
+        "data.options.length=8" if override.startswith("data.options.length=") else override
+        for override in small
     ]
     small += ["schedule.epochs=1", "schedule.warmup_epochs=0"]
     command = [
