@@ -12,6 +12,27 @@ def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
     print("\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in rows)]))
 
 
+def label(name: str) -> str:
+    """Return a metric's name as people write it."""
+    if name.startswith(("ap", "ar")):
+        return name.upper().replace("_", " ")
+    words = {"top1": "top-1", "top5": "top-5", "ece15": "calibration error"}
+    words |= {"macs": "multiply-adds", "images_per_s": "images/s"}
+    return words.get(name, name.replace("_", " "))
+
+
+def metric(name: str, value: Any) -> str:
+    """Return a metric as people read it: shares in percent with two decimals, times as they are."""
+    if name.removeprefix("best_").startswith(("top", "ap", "ar", "ece")):
+        return f"{value:.2f} %"
+    if name == "seconds":
+        minutes, seconds = divmod(round(value), 60)
+        return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def near(name: str, valid: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the valid name that is nearest, or "" if none is near."""
     found = get_close_matches(name, list(valid), 1, 0.5)

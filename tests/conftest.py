@@ -10,6 +10,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,3 +68,13 @@ def pytest_unconfigure():
 def triton_device() -> str:
     """Return the device on which Triton kernels run in this process."""
     return "cpu" if interpreting() else "cuda"
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """Return checkpoints of awake networks by their operator: rigid, local_dk and cond."""
+    from tests.engine.checkpoints import write_checkpoint  # here, after the hooks above
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    names = ("rigid", "local_dk", "cond")
+    return {name: write_checkpoint(folder / f"{name}.pt", spatial=name) for name in names}

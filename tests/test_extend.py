@@ -24,6 +24,7 @@ from dkcls.engine.log import LOGGERS
 from dkcls.engine.task import TASKS
 from dkcls.errors import UserError
 from dkcls.layers import LAYERS
+from tests.engine.common import call
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extend.md").read_text()
@@ -72,11 +73,9 @@ def run(folder, monkeypatch, capsys):
     monkeypatch.setattr(command_line, "imported", [])
 
     def run(script, *words):
-        monkeypatch.setattr(sys, "argv", [str(ROOT / script), *words])
-        with pytest.raises(SystemExit) as exit:
-            runpy.run_path(sys.argv[0], run_name="__main__")
+        code = call(monkeypatch, script, *words)
         out, err = capsys.readouterr()
-        return exit.value.code or 0, out, err
+        return code, out, err
 
     yield run
     forget_plugins()
@@ -119,6 +118,8 @@ def test_the_page_has_an_example_of_everything():
     assert len(FILES) == len(PLUGINS) + 3
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("onnx")  # the first export of a process takes ten seconds
 def test_a_layer_is_trained_reported_exported_evaluated_and_drawn(folder, run):
     plugin, common = ("--plugin", "my_layers"), (*TINY, *FASHION, "out=runs/layers")
     options = ("model.spatial=mixed", "model.options.share=0.25", "model.scope=5")
@@ -129,7 +130,7 @@ def test_a_layer_is_trained_reported_exported_evaluated_and_drawn(folder, run):
     assert {(layer.share, layer.deformable.scope) for layer in layers} == {(0.25, (5, 5))}
     assert any(layer.deformable.kernel_generator.weight.any() for layer in layers)
 
-    ok(run("scripts/report.py", *plugin, "run=runs/layers"))
+    ok(run("report", *plugin, "runs=runs/layers"))
     page = (folder / "runs/layers/report.html").read_text()
     assert re.search(r"rigid \+ local DK[^<]*, scope 5", page)
     assert "taps in the scopes of rigid + local DK" in page
@@ -137,7 +138,7 @@ def test_a_layer_is_trained_reported_exported_evaluated_and_drawn(folder, run):
     files = ["best.pt", "best.safetensors", "best.onnx"]
     for kind in ("safetensors", "onnx"):
         words = ("checkpoint=runs/layers/mixed/best.pt", f"format={kind}")
-        ok(run("scripts/export.py", *plugin, *words))
+        ok(run("export", *plugin, *words))
     paths = ",".join(f"runs/layers/mixed/{file}" for file in files)
     found = rows(ok(run("eval.py", *plugin, f"checkpoint=[{paths}]")))
     assert [row["checkpoint"].split("/")[-1] for row in found] == files
@@ -147,7 +148,7 @@ def test_a_layer_is_trained_reported_exported_evaluated_and_drawn(folder, run):
         assert float(row["loss"]) == pytest.approx(expected["loss"], abs=2e-4)
 
     words = ("checkpoint=runs/layers/mixed/best.pt", "image=images/val0.png", "output=erf.png")
-    assert "radius" in ok(run("scripts/plot_erf.py", *plugin, *words))
+    assert "radius" in ok(run("erf", *plugin, *words))
     assert Image.open(folder / "erf.png").size[0] > 500
 
     forget_plugins()
@@ -235,7 +236,7 @@ def test_another_loss_is_trained_and_the_network_is_a_classifier(folder, run):
     (row,) = rows(ok(run("eval.py", "--plugin", "my_losses", "checkpoint=runs/focal/best.pt")))
     assert float(row["top1"]) == pytest.approx(lines(folder / "runs/focal")[-1]["top1"], abs=1e-4)
     words = ("checkpoint=runs/focal/best.pt", "images=images/val0.png", "format=csv")
-    assert "images/val0.png" in ok(run("scripts/predict.py", "--plugin", "my_losses", *words))
+    assert "images/val0.png" in ok(run("predict", "--plugin", "my_losses", *words))
     assert "task.gamma=2" in ok(run("train.py", "--plugin", "my_losses", "--help"))
 
 
@@ -268,6 +269,7 @@ def start(name):
     return (f"model.pretrained=runs/{name}/best.pt", "model.freeze=stem")
 
 
+@pytest.mark.slow
 def test_a_job_of_a_launcher_imports_the_plugin_and_logs(folder, run, monkeypatch):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

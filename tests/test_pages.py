@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import dkcls.cli
 from dkcls.cli.command_line import check_words, key_of, overrides
 from dkcls.cli.groups import groups
 from dkcls.config import Config, EvalConfig, keys, valid_keys
@@ -15,8 +16,16 @@ from dkcls.words import keywords
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
-SOURCES = [*ROOT.glob("scripts/*.py"), *ROOT.glob("dkcls/cli/*.py"), *ROOT.glob("configs/*/*.yaml")]
-COMMAND = re.compile(r"(?<![\w/])(train\.py|eval\.py|scripts/\w+\.py)((?: +[^\s`|]+)*)")
+SOURCES = [
+    *ROOT.glob("scripts/**/*.py"),
+    *ROOT.glob("dkcls/cli/**/*.py"),
+    *ROOT.glob("configs/*/*.yaml"),
+]
+COMMAND = re.compile(
+    r"(?<![\w/])(train\.py|eval\.py|scripts/[\w/]+\.py|dkcls [a-z-]+)((?: +[^\s`|]+)*)"
+)
+FULL = {"train.py": Config, "dkcls train": Config, "scripts/bench/trainer.py": Config}
+FULL |= {"eval.py": EvalConfig, "dkcls eval": EvalConfig}
 KEY = re.compile(r"`((?:model|data|augment|task|optim|schedule|train|log)\.\w+(?:\.\w+)*)[`=]")
 # A file's name ends in one of these: train.py is no key.
 ENDINGS = ("py", "md", "yaml", "index", "json")
@@ -46,19 +55,20 @@ COMMANDS = sorted(set(found()))
 
 def test_there_are_commands_on_the_pages():
     pages = {page for page, _, _ in COMMANDS}
-    assert {"README.md", "docs/train.md", "docs/extend.md", "scripts/export.py"} < pages
+    assert {"README.md", "docs/train.md", "docs/extend.md", "dkcls/cli/export.py"} < pages
     assert len(COMMANDS) > 80
 
 
 @pytest.mark.parametrize(("page", "script", "words"), COMMANDS)
 def test_a_command_has_keys_and_names_that_exist(page, script, words):
-    assert (ROOT / script).is_file()
+    command = script.removeprefix("dkcls ")
+    assert command in dkcls.cli.COMMANDS or (ROOT / script).is_file()
     given = overrides(words.split())
-    if script in ("train.py", "eval.py", "scripts/bench_trainer.py"):
+    if script in FULL:
         choices = groups()
         if "--plugin" in words:  # which may bring a task of its own
             given = [word for word in given if not word.startswith("task.")]
-        check_words(given, EvalConfig if script == "eval.py" else Config, choices)
+        check_words(given, FULL[script], choices)
         for word in given:
             key, _, value = word.partition("=")
             if key in choices and "--" not in words and value not in ("NAME", "...", ""):
@@ -69,7 +79,9 @@ def test_a_command_has_keys_and_names_that_exist(page, script, words):
 
 def arguments_of(script):
     """Return the names of the keys that a script takes."""
-    tree = ast.parse((ROOT / script).read_text())
+    name = script.removeprefix("dkcls ").replace("-", "_").replace("list", "names")
+    places = (ROOT / script, ROOT / f"dkcls/cli/{name}.py", ROOT / f"dkcls/cli/{name}/__init__.py")
+    tree = ast.parse(next(path for path in places if path.is_file()).read_text())
     (kind,) = (each for each in tree.body if getattr(each, "name", "") == "Arguments")
     return {each.target.id for each in kind.body if isinstance(each, ast.AnnAssign)}
 

@@ -11,18 +11,73 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
 from typing import TypeVar
 
+from dkcls.cli import help
 from dkcls.cli.command_line import check_words, take_plugins
-from dkcls.cli.help import key_lines
 from dkcls.config import Config, unknown_key
 from dkcls.errors import INTERRUPTED, DataError, Interrupted, RankError, UserError
+from dkcls.words import near
 
 T = TypeVar("T")
+EXTRAS = {  # package -> the extra of pyproject.toml that installs it
+    **dict.fromkeys(("matplotlib", "sklearn", "scipy"), "analysis"),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    "pycocotools": "detect",
+}
 CONFIG_LIBRARIES = ("hydra", "omegaconf", "yaml")
+
+
+COMMANDS = {
+    "train": "train a network, or resume its training",
+    "eval": "evaluate checkpoints and exports",
+    "predict": "name what is in images, or draw what a detector finds",
+    "export": "write a network as safetensors, ONNX, torch.export or AOTInductor",
+    "report": "write a page or a table about finished runs",
+    "erf": "draw effective receptive fields over images",
+    "check-data": "decode every image of a data set, and name bad files",
+    "pack": "pack a folder of images into tar shards",
+    "bench": "time operators and networks on this machine, as ratios",
+    "list": "print layers, data sets, tasks, loggers, models or experiments",
+}
+ABOUT = """Image classification with deformable kernels.
+
+  dkcls COMMAND KEY=VALUE ...
+  dkcls COMMAND --help
+  dkcls --plugin MODULE COMMAND ...    with layers, data sets, tasks and loggers of your own
+  dkcls --version                      what a bug report needs
+"""
+
+
+def main() -> int:
+    """Run `dkcls COMMAND ...`, whose words are in sys.argv; return the exit code."""
+    with errors():
+        words = take_plugins(sys.argv[1:])
+        command = words[0] if words else "--help"
+        if command in ("-h", "--help"):
+            print("\n".join([ABOUT, *help.rows(COMMANDS.items())]))
+            return 0
+        if command == "--version":
+            from dkcls.cli.version import version_lines  # here, because it asks torch for devices
+
+            print("\n".join(version_lines()))
+            return 0
+        if command not in COMMANDS:
+            raise UserError(
+                f"there is no command {command!r}{near(command, COMMANDS)}; dkcls --help lists them"
+            )
+        sys.argv[1:] = words[1:]
+        with importing_torch():
+            # A module `list` would stand in the way of Python's.
+            name = {"list": "names"}.get(command, command.replace("-", "_"))
+            module = import_module(f"dkcls.cli.{name}")
+        return module.main()
+    return 0
 
 
 def run(main: Callable[[], object], kind: type = Config) -> int:
@@ -48,28 +103,44 @@ def log_to_stderr() -> None:
 def script(kind: type[T], main: Callable[[T], int | None], about: str | None) -> int:
     """Run a script and return the exit code: what `main` returns, else 0; 1 for an error.
 
-    Its arguments are KEY=VALUE or --KEY=VALUE, the fields of the dataclass `kind`, lists as [a,b];
-    and --plugin MODULE. `about` is the script's docstring, for --help.
+    Its arguments are KEY=VALUE in Hydra's grammar, the fields of the dataclass `kind`, lists as
+    [a,b]; and --plugin MODULE. `about` is the script's docstring, for --help.
     """
+    log_to_stderr()
     with errors(kind):
         words = take_plugins(sys.argv[1:])
-        words = [word.removeprefix("--") for word in words]
-        if {"help", "-h"} & set(words):
-            print("\n".join([(about or "").strip(), "\nKeys:", *key_lines(kind)]))
+        if {"--help", "-h"} & set(words):
+            print("\n".join([(about or "").strip(), "\nKeys: KEY=VALUE", *help.key_lines(kind)]))
             return 0
         for word in words:
-            if "=" not in word:
+            if "=" not in word or not word[0].isalpha():
                 raise UserError(f"arguments are KEY=VALUE, got {word!r}; --help lists the keys")
         check_words(words, kind)
-        from omegaconf import OmegaConf  # here, because --help needs none of it
-
-        from dkcls.config.convert import to_config
-
-        config = OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.from_dotlist(words))
-        for name in OmegaConf.missing_keys(config):
-            raise UserError(f"{name}=... is needed; --help lists the keys")
-        return main(to_config(config)) or 0  # type: ignore[arg-type]
+        return main(parse(words, kind)) or 0
     return 0
+
+
+def parse(words: Sequence[str], kind: type[T]) -> T:
+    """Return the dataclass with the values that KEY=VALUE words give its fields."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf  # here, because --help needs none of it
+
+    from dkcls.config.convert import to_config
+
+    config = OmegaConf.structured(kind)
+    for word in words:
+        try:
+            [override] = OverridesParser.create().parse_overrides([word])
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{word} cannot be read: {reason}") from error
+        if override.is_sweep_override():
+            raise UserError(f"a list is written [a,b], got {override.input_line}")
+        OmegaConf.update(config, override.key_or_group, override.value())
+    for name in OmegaConf.missing_keys(config):
+        raise UserError(f"{name}=... is needed; --help lists the keys")
+    return to_config(config)
 
 
 @contextmanager
@@ -95,6 +166,8 @@ def errors(kind: type = Config) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.split(".")[0] in CONFIG_LIBRARIES:
             sys.exit(_fail(explain(error, kind)))
+        if isinstance(error, ModuleNotFoundError) and (sentence := missing_extra(error)):
+            sys.exit(_fail(sentence))
         if isinstance(error, (UserError, ValueError, OSError)):
             sys.exit(_fail(one_line(str(error))))
         traceback.print_exc()
@@ -127,6 +200,19 @@ def _fail(sentence: str, of_one_rank: bool = False) -> int:
     elif is_main_rank():
         print(f"error: {sentence}", file=sys.stderr)
     return 1
+
+
+def missing_extra(error: ModuleNotFoundError) -> str:
+    """Return which extra has the package that is missing; "" if none of ours has."""
+    package = (error.name or "").split(".")[0]
+    extra = EXTRAS.get(package)
+    return f"this needs {package}: pip install 'dkcls[{extra}]'" if extra else ""
+
+
+def program(command: str) -> str:
+    """Return how a command is called where this one was: by its script in a clone, or by dkcls."""
+    in_clone = Path(sys.argv[0]).name in ("train.py", "eval.py")
+    return f"python {command}.py" if in_clone else f"dkcls {command}"
 
 
 def is_main_rank() -> bool:

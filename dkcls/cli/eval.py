@@ -1,11 +1,12 @@
-"""Evaluate checkpoints.
+"""Evaluate checkpoints and exports.
 
-  python eval.py checkpoint=runs/quickstart/best.pt                      network and data are in it
-  python eval.py checkpoint=[runs/A/best.pt,runs/B/best.pt] split=test   one table
-  python eval.py model.name=resnet50 model.pretrained=w.safetensors data=imagenet \\
-      data.root=/data/imagenet
-  torchrun --nproc_per_node=8 eval.py checkpoint=... data.root=...       on 8 GPUs
-  python eval.py --plugin my_module ...                                  with what it registers
+  dkcls eval checkpoint=runs/quickstart/best.pt                      network and data are in it
+  dkcls eval checkpoint=[runs/A/best.pt,runs/B/best.pt] split=test   one table
+  dkcls eval checkpoint=w.safetensors model.name=resnet50 data=imagenet data.root=/data/imagenet
+  torchrun --nproc_per_node=8 -m dkcls eval checkpoint=... data.root=...       on 8 GPUs
+  dkcls eval --plugin my_module ...                                  with what it registers
+
+In a clone, `python eval.py` is the same.
 """
 
 import csv
@@ -21,6 +22,7 @@ from dkcls.cli.groups import groups
 from dkcls.config import EvalConfig
 from dkcls.errors import UserError
 from dkcls.files import write_output
+from dkcls.words import label, metric
 
 TABLES = ("classes", "per_class", "confusion")  # of a result, besides its metrics
 
@@ -66,10 +68,9 @@ def evaluate(config: EvalConfig, hydra: Any) -> None:
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Return Markdown with a line per checkpoint."""
     rows = metrics(results)
-    lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
+    lines = [f"| {' | '.join(map(label, rows[0]))} |", f"|{'---|' * len(rows[0])}"]
     for row in rows:
-        cells = (f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values())
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(metric(name, value) for name, value in row.items())} |")
     return "\n".join(lines)
 
 

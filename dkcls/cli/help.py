@@ -16,9 +16,13 @@ KEYS = (
 def page(about: str, kind: type, groups: Mapping[str, Iterable[str]]) -> str:
     """Return a page of help: what a command does, what can be chosen, and every key."""
     lines = [about.strip(), "", "Groups: GROUP=NAME"]
-    for group, names in groups.items():
-        lines += _row(f"  {group}", ", ".join(names))
+    lines += rows((group, ", ".join(names)) for group, names in groups.items())
     return "\n".join([*lines, "", KEYS, *key_lines(kind)])
+
+
+def rows(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of a name and a text beside it."""
+    return [line for name, text in pairs for line in _row(f"  {name}", text)]
 
 
 def key_lines(kind: type) -> Iterator[str]:

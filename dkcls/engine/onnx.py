@@ -52,7 +52,7 @@ def load_onnx(path: str) -> Network:
     metadata = model.session.get_modelmeta().custom_metadata_map
     if missing := [key for key in Card.KEYS if key not in metadata]:
         raise UserError(
-            f"{path} does not say what its network is: it was not exported by scripts/export.py "
+            f"{path} does not say what its network is: it was not exported by dkcls export "
             f"({missing[0]} is missing)"
         )
     try:

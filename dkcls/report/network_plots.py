@@ -228,3 +228,19 @@ def clouds(
     bar = figure.colorbar(below, ax=axes[1], ticks=[0, 9])
     bar.ax.set_yticklabels(["smallest\ntenth", "largest\ntenth"], fontsize=6.5)
     return figure
+
+
+def plot_over_images(
+    rows: Sequence[tuple[np.ndarray, np.ndarray, tuple[float, float]]],
+) -> Figure:
+    """Draw each image, [C, H, W] in 0 to 1, with its field [H, W] beside it, and a point (x, y)."""
+    heights = [3.6 * found.shape[0] / found.shape[1] for _, found, _ in rows]
+    figure = Figure(figsize=(7.2, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
+    for (left, right), (image, found, at) in zip(panels, rows, strict=True):
+        shown = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+        left.imshow(shown, cmap="gray", vmin=0, vmax=1)
+        mark(left, at)
+        bare(left)
+        show_field(right, shown, found, at)
+    return figure

@@ -34,8 +34,8 @@ def plot_curves(metrics: str | Path, picture: str | Path) -> Path:
     """Draw loss, accuracy and learning rate over the steps. Return the picture's path."""
     kinds = read_metrics(metrics)
     figure = Figure(figsize=(12, 3.6), layout="constrained")
-    detection = any("map" in line for line in kinds.get("val", []))
-    accuracy = ("map", "AP, %", False) if detection else ("top1", "top-1, %", False)
+    detection = any("ap" in line for line in kinds.get("val", []))
+    accuracy = ("ap", "AP, %", False) if detection else ("top1", "top-1, %", False)
     panels = [("loss", "loss", False), accuracy, ("lr_weights", "learning rate", True)]
     for axes, (key, label, only_train) in zip(figure.subplots(1, 3), panels, strict=True):
         for kind, colour, name, marker in LINES:
@@ -200,14 +200,14 @@ def plot_confusion(
 
 
 class Shown(NamedTuple):
-    """An image, uint8 [C, H, W], its true boxes, and what a detector found in it.
+    """An image, uint8 [C, H, W], what a detector found in it, and its true boxes if known.
 
-    `target` has the true boxes and labels; `found` has boxes, labels and scores.
+    `found` has boxes, labels and scores; `target` has boxes and labels.
     """
 
     image: Tensor
-    target: Mapping[str, Tensor]
     found: Mapping[str, Tensor]
+    target: Mapping[str, Tensor] | None = None
 
 
 def draw_detections(
@@ -236,7 +236,7 @@ def draw_detections(
 def _draw_boxes(axes: Axes, shown: Shown, class_names: Sequence[str], threshold: float) -> None:
     pixels = shown.image.permute(1, 2, 0).numpy()
     axes.imshow(pixels[..., 0] if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=255)
-    for box in shown.target["boxes"].tolist():
+    for box in [] if shown.target is None else shown.target["boxes"].tolist():
         axes.add_patch(_rectangle(box, "white", linestyle="--", linewidth=0.9))
     found = (shown.found[key].tolist() for key in ("boxes", "labels", "scores"))
     for box, label, score in zip(*found, strict=True):

@@ -42,7 +42,7 @@ def test_classes_in_percent_and_nothing_for_a_class_without_images(tmp_path):
         ["a.pt", "hat", "0", "", ""],
     ]
     assert table([RESULT]).splitlines() == [
-        "| checkpoint | top1 |",
+        "| checkpoint | top-1 |",
         "|---|---|",
-        "| a.pt | 62.5000 |",
+        "| a.pt | 62.50 % |",
     ]

@@ -1,4 +1,4 @@
-"""scripts/predict.py: files, folders, a list on stdin; tables, CSV, JSON; unreadable files."""
+"""dkcls predict: files, folders, a list on stdin; tables, CSV, JSON; unreadable files."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ def predict(tmp_path, monkeypatch, capsys):
     write_checkpoint(tmp_path / "a.pt", spatial="local_dk")
 
     def run(*arguments):
-        code = run_here(monkeypatch, tmp_path, *arguments, "workers=0", script="scripts/predict.py")
+        code = run_here(monkeypatch, tmp_path, *arguments, "workers=0", script="predict")
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -94,7 +94,7 @@ def test_plain_weights_of_timm(predict, tmp_path):
     save_file(awake(create("mobilenetv2_100")).state_dict(), tmp_path / "w.safetensors")
     write_images(tmp_path / "photos", 1, colour=True)
     code, out, _ = predict(
-        "model.name=mobilenetv2_100", "model.pretrained=w.safetensors", "images=photos", "top=1"
+        "model.name=mobilenetv2_100", "checkpoint=w.safetensors", "images=photos", "top=1"
     )
     assert code == 0
     assert " n0" in out or " n1" in out
@@ -103,17 +103,37 @@ def test_plain_weights_of_timm(predict, tmp_path):
 def test_bad_arguments(predict, tmp_path):
     (tmp_path / "empty").mkdir()
     for arguments, sentence in (
-        (("images=x.png",), "checkpoint=FILE is needed"),
+        (("images=x.png",), "checkpoint=... is needed"),
         (("checkpoint=a.pt",), "images=... is needed"),
         (("checkpoint=a.pt", "images=empty"), "there are no images in empty"),
         (
             ("checkpoint=a.pt", "images=x.png", "format=xml"),
-            "format must be one of table, csv, json, got 'xml'",
+            "format must be table, csv or json, got 'xml'",
         ),
-        (("checkpoint=a.pt", "images=x.png", "top=0"), "top and batch_size must be above 0"),
+        (("checkpoint=a.pt", "images=x.png", "top=0"), "top must be at least 1, got 0"),
         (("checkpoint=b.pt", "images=x.png"), "there is no file b.pt"),
     ):
         code, out, err = predict(*arguments)
         assert (code, out) == (1, "")
         assert err.startswith("error: ")
         assert sentence in err
+
+
+def test_embedded_images_are_the_first_of_the_test_split(predict, tmp_path):
+    batch = make_dataset("deformed_fashion", split="test").load(np.arange(3)).batch
+    network = load(str(tmp_path / "a.pt"))
+    with torch.no_grad():
+        shares = network.model.eval()((batch.images / 255 - 0.15) / 0.25).softmax(1)
+    code, out, _ = predict("checkpoint=a.pt", "images=embedded:3", "format=json", "top=1")
+    found = json.loads(out)
+    assert (code, [each["image"] for each in found]) == (0, [f"embedded:{i}" for i in range(3)])
+    assert [each["probabilities"][0] for each in found] == pytest.approx(
+        shares.amax(1).tolist(), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("number", ["embedded:", "embedded:x", "embedded:5001"])
+def test_a_wrong_number_of_embedded_images_is_refused(predict, number):
+    code, _, err = predict("checkpoint=a.pt", f"images={number}")
+    assert code == 1
+    assert f"must be of 1 to 5000 images, got '{number}'" in err

@@ -33,10 +33,11 @@ def test_the_table_of_a_finished_run_imports_no_torch(tmp_path):
     run = RunDirectory(tmp_path / "done")
     run.path.mkdir()
     run.write_config(dkcls.compose(*words))
-    run.finish({"name": "done", "top1": 12.5})
+    run.finish({"name": "done", "top1": 12.5, "seconds": 75.2})
     (run.path / "curves.png").touch()
     lines = python(COMMAND, *words).stdout.splitlines()
-    assert "12.5000" in lines[1]
+    assert lines[1].split() == ["top-1", "12.50", "%"]
+    assert lines[2].split() == ["wall", "time", "1", "min", "15", "s"]
     assert lines[-1] == "hydra"
 
 

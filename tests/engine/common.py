@@ -16,6 +16,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from dkcls import cli
 from dkcls.config import Config
 from dkcls.config.convert import to_config
 from dkcls.engine.distributed import World
@@ -66,17 +67,35 @@ def run_train(folder: Path, *overrides: str, ranks: int = 1) -> subprocess.Compl
 def run_here(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, script: str = "train.py"
 ) -> int:
-    """Run train.py or another script in this process, and return the exit code.
+    """Run train.py, another script or a command in this process, and return the exit code.
 
     Nothing has to be imported again.
     """
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(
-        sys, "argv", [str(ROOT / script), *(SMALL if script == "train.py" else ()), *overrides]
-    )
-    with pytest.raises(SystemExit) as exit:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    return exit.value.code or 0  # type: ignore[return-value]
+    return call(monkeypatch, script, *(SMALL if script == "train.py" else ()), *overrides)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> int:
+    """Run what a command line names, and return the exit code.
+
+    `script` is a file of the project (train.py), a module (scripts.drill), or a command of dkcls.
+    """
+    if script.endswith(".py"):
+        monkeypatch.setattr(sys, "argv", [str(ROOT / script), *words])
+    else:
+        monkeypatch.setattr(sys, "argv", ["dkcls", *script.split(), *words])
+    try:
+        if script.endswith(".py"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            return 0
+        elif script.startswith("scripts."):
+            del sys.argv[1]
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            return cli.main()
+    except SystemExit as exit:
+        return exit.code or 0  # type: ignore[return-value]
+    raise AssertionError(f"{script} ended without an exit code")
 
 
 def on_ranks(folder: Path, work: Callable[[], Any], ranks: int = 2) -> list[Any]:

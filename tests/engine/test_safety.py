@@ -32,8 +32,8 @@ def saved(path):
         ("eval.py", ("checkpoint=FILE",)),
         ("eval.py", ("model.name=resnet18", "model.pretrained=FILE")),
         ("train.py", ("model.pretrained=FILE",)),
-        ("scripts/predict.py", ("checkpoint=FILE", "images=x.png")),
-        ("scripts/export.py", ("checkpoint=FILE", "format=torch")),
+        ("predict", ("checkpoint=FILE", "images=x.png")),
+        ("export", ("checkpoint=FILE", "format=torch")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -153,7 +153,7 @@ def test_sweep_under_torchrun_is_refused(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sweep_skips_what_is_finished(tmp_path, monkeypatch, caplog):
+def test_sweep_skips_what_is_finished(tmp_path, monkeypatch, caplog, capsys):
     overrides = (
         "name=null",
         "schedule.epochs=1",
@@ -163,7 +163,13 @@ def test_sweep_skips_what_is_finished(tmp_path, monkeypatch, caplog):
         "-m",
     )
     assert run_here(monkeypatch, tmp_path, *overrides) == 0
-    runs = sorted(path.name for path in (tmp_path / "runs").iterdir() if path.name != "sweep")
+    said = capsys.readouterr().out
+    assert said.endswith("written: runs/sweep.md\n")  # the table of both seeds
+    table = (tmp_path / "runs/sweep.md").read_text()
+    assert table in said
+    assert "| 0 1 |" in table
+    runs = sorted(path.name for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    runs = [name for name in runs if name != "sweep"]
     assert len(runs) == 2
     assert all("=" not in name for name in runs)
     assert "is finished" not in caplog.text

@@ -126,7 +126,7 @@ def test_safetensors_come_back_as_they_were(tmp_path, monkeypatch, capsys):
             tmp_path,
             "checkpoint=a.pt",
             "format=safetensors",
-            script="scripts/export.py",
+            script="export",
         )
         == 0
     )
@@ -199,7 +199,7 @@ def test_bad_arguments(tmp_path, monkeypatch, capsys):
         (("format=onnx",), "checkpoint=FILE is needed"),
         (("checkpoint=b.onnx", "format=onnx"), "b.onnx is not an ONNX file that onnxruntime takes"),
     ):
-        assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/export.py") == 1
+        assert run_here(monkeypatch, tmp_path, *arguments, script="export") == 1
         assert sentence in capsys.readouterr().err
 
 

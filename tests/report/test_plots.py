@@ -19,7 +19,7 @@ from dkcls.report.style import COLOURS
 from tests.report.common import labelled, points, write_metrics
 
 
-@pytest.mark.parametrize(("metric", "label"), [("map", "AP, %"), ("top1", "top-1, %")])
+@pytest.mark.parametrize(("metric", "label"), [("ap", "AP, %"), ("top1", "top-1, %")])
 def test_curves_of_classifiers_and_detectors(drawn, tmp_path, metric, label):
     train = [{"kind": "train", "step": s, "loss": 4.0 / s, "lr_weights": 0.1 * s} for s in (1, 2)]
     val = [

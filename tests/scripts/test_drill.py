@@ -11,10 +11,13 @@ from tests.engine.common import ROOT, run_here
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("test_drill")
-def test_nothing_is_lost(tmp_path):
-    script = str(ROOT / "scripts/drill.py")
+def test_nothing_is_lost():
     done = subprocess.run(
-        [sys.executable, script, "short=true"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "scripts.drill", "short=true"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
@@ -24,5 +27,5 @@ def test_nothing_is_lost(tmp_path):
 
 def test_a_drill_that_there_is_not(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "environ", os.environ.copy())  # the script changes it
-    assert run_here(monkeypatch, tmp_path, "only=[earthquake]", script="scripts/drill.py") == 1
+    assert run_here(monkeypatch, tmp_path, "only=[earthquake]", script="scripts.drill") == 1
     assert capsys.readouterr().err.startswith("error: only must be of kill, kill_rank, ")

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 # The other files are what scripts share.
 SCRIPTS = [
     path
-    for path in sorted((ROOT / "scripts").glob("*.py"))
-    if '__name__ == "__main__"' in path.read_text()
+    for path in sorted((ROOT / "scripts").rglob("*.py"))
+    if '__name__ == "__main__"' in path.read_text() and path.parent.name != "drill"
 ]
 
 
@@ -44,7 +44,7 @@ def run(monkeypatch, capsys):
     os.environ.update(environment)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_help(script, run):
     result = run(script, "--help")
     assert result.code == 0, result.err
@@ -53,7 +53,7 @@ def test_help(script, run):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to check")
 def test_gpu_check_without_a_gpu_says_so_in_one_sentence(tmp_path, run):
-    result = run(ROOT / "scripts/gpu_check.py", "--output", str(tmp_path / "record.txt"))
+    result = run(ROOT / "scripts/bench/gpu.py", "--output", str(tmp_path / "record.txt"))
     assert result.code == 1
     assert (
         result.err.strip()
@@ -64,5 +64,5 @@ def test_gpu_check_without_a_gpu_says_so_in_one_sentence(tmp_path, run):
 
 def test_draw_operator(tmp_path, run):
     picture = tmp_path / "operator.png"
-    assert run(ROOT / "scripts/draw_operator.py", "--output", str(picture)).code == 0
+    assert run(ROOT / "scripts/figures/sampling.py", "--output", str(picture)).code == 0
     assert picture.stat().st_size > 10_000

@@ -17,7 +17,7 @@ def test_all_figures(monkeypatch, tmp_path, capsys, checkpoints):
             given,
             "output=figures",
             "images=16",
-            script="scripts/plot_figures.py",
+            script="scripts/figures/analysis.py",
         )
         == 0
     )
@@ -56,6 +56,6 @@ def test_figures_that_cannot_be_drawn(
 ):
     given = [argument.replace("RIGID", str(checkpoints["rigid"])) for argument in arguments]
     given += [] if "checkpoint" in arguments[0] else [f"checkpoint=[{checkpoints['rigid']}]"]
-    assert run_here(monkeypatch, tmp_path, *given, script="scripts/plot_figures.py") == 1
+    assert run_here(monkeypatch, tmp_path, *given, script="scripts/figures/analysis.py") == 1
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.common import run_here
 
+SCRIPT = "scripts/reproduce/classification.py"
 TOY = (
     "data.options.length=64",
     "train.batch_size=32",
@@ -23,7 +24,7 @@ def test_reproduce_from_training_to_plots(tmp_path, monkeypatch):
         "jobs=1",
         f"overrides=[{','.join(TOY)}]",
     )
-    assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/reproduce.py") == 0
+    assert run_here(monkeypatch, tmp_path, *arguments, script=SCRIPT) == 0
     out = tmp_path / "runs/reproduce"
     files = [
         f"report/{name}"
@@ -51,5 +52,5 @@ def test_reproduce_from_training_to_plots(tmp_path, monkeypatch):
     )
     assert len(test["rigid-0"]["by_scale"]) == 10
     times = {name: (out / f"{name}/test.json").stat().st_mtime_ns for name in test}
-    assert run_here(monkeypatch, tmp_path, *arguments, script="scripts/reproduce.py") == 0
+    assert run_here(monkeypatch, tmp_path, *arguments, script=SCRIPT) == 0
     assert {name: (out / f"{name}/test.json").stat().st_mtime_ns for name in test} == times

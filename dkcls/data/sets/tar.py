@@ -103,8 +103,7 @@ def _find_split(root: Path, split: str) -> str:
         if index_path(root, name).is_file():
             return name
     raise ValueError(
-        f"there is no {index_path(root, name)}, "
-        "which scripts/pack_tar.py makes from an image folder"
+        f"there is no {index_path(root, name)}, which dkcls pack makes from an image folder"
     )
 
 

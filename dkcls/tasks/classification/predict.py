@@ -1,21 +1,18 @@
 """Predictions of a classifier for images in files."""
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from dkcls.data import create_loader
 from dkcls.data.encoded import EncodedImages
-from dkcls.data.sets.folder import EXTENSIONS
+from dkcls.data.named import find_images, read_image
 from dkcls.data.transforms import EvalTransform
 from dkcls.engine import distributed
 from dkcls.engine.distributed import autocast
 from dkcls.engine.network import Network, load
 from dkcls.engine.task import Input
-from dkcls.errors import UserError
 from dkcls.tasks.classification.task import Classification
 
 
@@ -28,7 +25,7 @@ class Prediction(NamedTuple):
 
 
 class ImageFiles(EncodedImages):
-    """Files by their paths, without classes."""
+    """Images by their names, without classes."""
 
     def __init__(self, paths: Sequence[str], taken: Input):
         transform = EvalTransform(taken.image_size, taken.crop_ratio, taken.interpolation)
@@ -39,7 +36,7 @@ class ImageFiles(EncodedImages):
         return len(self.paths)
 
     def read(self, index: int) -> bytes:
-        return Path(self.paths[index]).read_bytes()
+        return read_image(self.paths[index])
 
     def name(self, index: int) -> str:
         return self.paths[index]
@@ -53,30 +50,14 @@ def predict(path: str, images: str | Iterable[str], **options: Any) -> list[Pred
 
     Args:
         path: the file of the network, as `dkcls.load` takes it.
-        images: a file, a folder, or several of them; files that cannot be read are left out.
+        images: a file, a folder, "embedded:12", or several of them, as `find_images` takes them;
+            files that cannot be read are left out.
         options: keywords of `Predictor`, such as top=5.
     """
     network = load(path, task="classification")
     places = [images] if isinstance(images, str) else images
     with distributed.start("auto", timeout=600) as world:
         return list(Predictor(network, world.device, **options)(find_images(places)))
-
-
-def find_images(places: Iterable[str]) -> list[str]:
-    """Return files as they are given, and all images below folders, by name."""
-    found: list[str] = []
-    for place in places:
-        if not os.path.isdir(place):
-            found.append(place)  # what is no image is said when it is read
-            continue
-        files = (
-            os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names
-        )
-        images = sorted(path for path in files if os.fsencode(path).lower().endswith(EXTENSIONS))
-        if not images:
-            raise UserError(f"there are no images in {place}")
-        found += images
-    return found
 
 
 class Predictor:

@@ -13,7 +13,7 @@ from dkcls.data import COCO_AREAS
 
 # In the order of COCOeval's stats.
 METRICS = (
-    *("map", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
+    *("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
     *("ar_1", "ar_10", "ar_100", "ar_small", "ar_medium", "ar_large"),
 )
 _LARGEST = 1e5**2  # COCO's own bound

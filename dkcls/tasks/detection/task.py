@@ -38,8 +38,8 @@ LOSSES = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_re
 class Detection(Task):
     """The sum of Faster R-CNN's four losses, and COCO's average precision on `dataset`."""
 
-    best = "map"
-    shown = ("loss", "map")
+    best = "ap"
+    shown = ("loss", "ap")
     sums = ("images", "loss", *LOSSES)
     input_keys = ("mean", "std")
 

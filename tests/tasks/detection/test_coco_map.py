@@ -121,7 +121,7 @@ def test_equal_scores_count_in_the_order_that_pycocotools_gives_them(ties):
     truth, rows = ties
     assert coco_map(truth, rows) == pytest.approx(by_hand(truth, rows), abs=0)
     assert coco_map(truth, rows[::-1]) == pytest.approx(by_hand(truth, rows[::-1]), abs=0)
-    assert coco_map(truth, rows)["map"] != coco_map(truth, rows[::-1])["map"]  # the order tells
+    assert coco_map(truth, rows)["ap"] != coco_map(truth, rows[::-1])["ap"]  # the order tells
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -149,7 +149,7 @@ def test_a_case_on_paper():
     # 101 points of recall: precision 1 up to 0.5, and 2/3 above where the second is found, else 0.
     half, both = 51 / 101, (51 + 50 * 2 / 3) / 101
     expected = {
-        **{"map": 100 * (3 * both + 7 * half) / 10, "ap50": 100 * both, "ap75": 100 * half},
+        **{"ap": 100 * (3 * both + 7 * half) / 10, "ap50": 100 * both, "ap75": 100 * half},
         **{"ap_small": 30.0, "ap_medium": math.nan, "ap_large": 100.0},
         **{
             "ar_1": 65.0,
@@ -178,7 +178,7 @@ def test_areas_tell_small_from_large():
 
 def test_nothing_found_is_zero_and_nothing_to_find_is_nan():
     found_nothing = coco_map(truth_of([(0, 1, [0, 0, 10, 10])]), [])
-    assert [found_nothing[name] for name in ("map", "ap50", "ap_small", "ar_100")] == [0, 0, 0, 0]
+    assert [found_nothing[name] for name in ("ap", "ap50", "ap_small", "ar_100")] == [0, 0, 0, 0]
     assert math.isnan(found_nothing["ap_large"])
     assert all(map(math.isnan, coco_map(truth_of([]), [row(0, 1, [0, 0, 10, 10], 0.5)]).values()))
 
@@ -186,14 +186,14 @@ def test_nothing_found_is_zero_and_nothing_to_find_is_nan():
 def test_what_is_found_where_nothing_is_counts():
     truth = truth_of([(0, 1, [0, 0, 40, 40])])
     right, wrong = row(0, 1, [0, 0, 40, 40], 0.5), row(3, 1, [0, 0, 40, 40], 0.9)
-    assert coco_map(truth, [right])["map"] == pytest.approx(100)
-    assert coco_map(truth, [right, wrong])["map"] == pytest.approx(50)
+    assert coco_map(truth, [right])["ap"] == pytest.approx(100)
+    assert coco_map(truth, [right, wrong])["ap"] == pytest.approx(50)
 
 
 def test_an_annotation_may_have_the_id_0():
     truth = truth_of([(0, 1, [0, 0, 40, 40])])
     truth["annotations"][0]["id"] = 0
-    assert coco_map(truth, [row(0, 1, [0, 0, 40, 40], 0.5)])["map"] == pytest.approx(100)
+    assert coco_map(truth, [row(0, 1, [0, 0, 40, 40], 0.5)])["ap"] == pytest.approx(100)
     assert truth["annotations"][0].keys() == {
         "id",
         "image_id",
@@ -209,7 +209,7 @@ def test_only_the_images_asked_for_count():
     rows = [row(0, 1, [0, 0, 40, 40], 0.5)]
     assert coco_map(truth, rows)["ar_100"] == pytest.approx(50)
     assert coco_map(truth, rows, images=[0, 2])["ar_100"] == pytest.approx(100)
-    assert math.isnan(coco_map(truth, rows, images=[])["map"])
+    assert math.isnan(coco_map(truth, rows, images=[])["ap"])
 
 
 def test_rows_of_a_detectors_output():

@@ -154,7 +154,7 @@ def test_only_images_that_were_seen_count_and_sizes_are_the_data_sets():
     evaluation.add(Finds(), batch_of(image_of(40), indices=[2]))
     metrics = evaluation.metrics(WORLD)
     assert metrics["images"] == 2
-    assert (metrics["map"], metrics["ar_100"]) == (pytest.approx(100), pytest.approx(100))
+    assert (metrics["ap"], metrics["ar_100"]) == (pytest.approx(100), pytest.approx(100))
     assert (metrics["ap_medium"], metrics["ap_large"]) == (pytest.approx(100), pytest.approx(100))
     assert "ap_small" not in metrics  # there is none to find
 

@@ -46,7 +46,7 @@ def finished(tmp_path_factory):
 def test_what_a_run_leaves(finished):
     result = json.loads((finished / "runs/tiny/result.json").read_text())
     assert result["images"] == 14
-    assert {"map", "ap50", "ap75", "best_map", "parameters", "macs"} <= result.keys()
+    assert {"ap", "ap50", "ap75", "best_ap", "parameters", "macs"} <= result.keys()
     lines = metric_lines(finished, "tiny")
     assert [(line["kind"], line["step"]) for line in lines if line["kind"] == "val"] == [
         ("val", 3),
@@ -110,7 +110,7 @@ def test_ranks_evaluate_as_one_process(finished, tmp_path):
     assert figures[1] == figures[3]
     assert figures[1]["images"] == 14
     result = json.loads((finished / "runs/tiny/result.json").read_text())
-    assert figures[1]["map"] == pytest.approx(result["best_map"])
+    assert figures[1]["ap"] == pytest.approx(result["best_ap"])
 
 
 def test_a_detector_trains_in_half_precision(monkeypatch, tmp_path):
@@ -184,12 +184,7 @@ def test_fine_tuned_from_a_folder_in_cocos_layout(finished, monkeypatch, tmp_pat
     [
         ("eval.py", ("checkpoint=runs/tiny/best.pt", "flip=true"), "are for classification"),
         (
-            "scripts/predict.py",
-            ("checkpoint=runs/tiny/best.pt", "images=."),
-            "must be a network for classification",
-        ),
-        (
-            "scripts/export.py",
+            "export",
             ("checkpoint=runs/tiny/best.pt", "format=onnx"),
             "must be a network for classification",
         ),
@@ -205,12 +200,11 @@ def test_what_detectors_are_not_for(finished, monkeypatch, capsys, script, overr
 def test_a_picture_of_detections(finished, monkeypatch):
     arguments = (
         "checkpoint=runs/tiny/best.pt",
-        "images=3",
-        "split=val",
+        "images=embedded:3",
         "threshold=0.0",
         "output=found.png",
     )
-    assert run_here(monkeypatch, finished, *arguments, script="scripts/draw_detections.py") == 0
+    assert run_here(monkeypatch, finished, *arguments, script="predict") == 0
     with Image.open(finished / "found.png") as picture:
         colours = picture.convert("RGB").getcolors(picture.width * picture.height)
     assert (
@@ -246,7 +240,7 @@ def test_the_comparison_from_training_to_tables(monkeypatch, tmp_path, capsys):
         "seeds=[0]",
         "jobs=1",
     ]
-    script = "scripts/reproduce_detection.py"
+    script = "scripts/reproduce/detection.py"
     assert (
         run_here(monkeypatch, tmp_path, *command, f"overrides={json.dumps(small)}", script=script)
         == 0

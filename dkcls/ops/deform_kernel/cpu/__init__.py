@@ -6,6 +6,7 @@ number of threads.
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib import import_module
@@ -238,24 +239,31 @@ def _kernels() -> Any:
         return None
 
     class Announce(event.Listener):
-        announced = False
+        """Says of each kernel that is compiled how long that took, and where it is kept."""
+
+        def __init__(self) -> None:
+            self.under_way: list[float] = []  # when each began; a kernel compiles what it calls
 
         def on_start(self, occurrence: Any) -> None:
-            dispatcher = occurrence.data["dispatcher"]
-            if not self.announced and dispatcher.py_func.__module__.startswith(__name__):
-                self.announced = True
-                kept = dispatcher.stats.cache_path
-                where = (
-                    f"once; kept in {kept}"
-                    if kept
-                    else "in every process, for want of a writable cache directory"
-                )
-                logger.warning(
-                    "compiling the CPU kernels of deform_kernel2d, some seconds, %s", where
-                )
+            if self.kernel(occurrence):
+                self.under_way.append(time.perf_counter())
 
         def on_end(self, occurrence: Any) -> None:
-            pass
+            name = self.kernel(occurrence)
+            if not name or not self.under_way:
+                return
+            seconds = time.perf_counter() - self.under_way.pop()
+            if not self.under_way:
+                kept = occurrence.data["dispatcher"].stats.cache_path
+                where = f"once; kept in {kept}" if kept else "in every process: no cache folder"
+                logger.warning("compiled the CPU kernel %s in %.1f s, %s", name, seconds, where)
+
+        @staticmethod
+        def kernel(occurrence: Any) -> str:
+            """Return the name of one of our kernels, "" for any other function."""
+            function = occurrence.data["dispatcher"].py_func
+            ours = function.__module__.startswith(f"{__name__}.kernels")
+            return function.__name__ if ours else ""
 
     event.register("numba:compile", Announce())  # heard only where the cache has no such code
     return import_module("dkcls.ops.deform_kernel.cpu.kernels")
