@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -38,8 +39,14 @@ def python(*words, folder, **environment):
 def installed(tmp_path_factory):
     """Return a folder with the package as the wheel has it, and the wheel's names."""
     folder = tmp_path_factory.mktemp("wheel")
+    clone = folder / "clone"  # pip builds in the tree, and would leave its files there
+    clone.mkdir()
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, clone)
+    for tree in ("configs", "dkcls"):
+        shutil.copytree(ROOT / tree, clone / tree, symlinks=True)
     pip = ("-m", "pip", "--quiet", "--no-cache-dir")
-    build = ("wheel", "--no-build-isolation", "--no-deps", "-w", folder, ROOT)
+    build = ("wheel", "--no-build-isolation", "--no-deps", "-w", folder, clone)
     done = python(*pip, *build, folder=folder)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
@@ -50,6 +57,7 @@ def installed(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("wheel")
 def test_the_wheel_has_what_is_no_python(installed):
     _, names = installed
     configs = {f"dkcls/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
@@ -60,6 +68,7 @@ def test_the_wheel_has_what_is_no_python(installed):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("wheel")
 def test_commands_run_from_the_wheel_in_an_empty_folder(installed, tmp_path):
     site, _ = installed
 

@@ -1,10 +1,10 @@
 """Print the names that keys can have.
 
-dkcls list layers                values of model.spatial
-dkcls list data                  of data; also tasks, loggers (of log.to), experiments, recipes
-dkcls list models                of model.name: ours first, then timm's
-dkcls list models match=convnext*
-dkcls --plugin my_module list layers
+  dkcls list layers                values of model.spatial
+  dkcls list data                  of data; also tasks, loggers (of log.to), experiments, recipes
+  dkcls list models                of model.name: ours first, then timm's
+  dkcls list models match=convnext*
+  dkcls --plugin my_module list layers
 """
 
 import sys

@@ -245,7 +245,7 @@ class Arguments:
     # None: 0 to 4; 0 to 2 for the ablation, 100 and 101 for tuning.
     seeds: list[int] = field(default_factory=list)
     jobs: int = 0  # at once; 0: one per core
-    overrides: list[str] = field(default_factory=list)  # of every run, such as train.device=cuda
+    overrides: list[str] = field(default_factory=list)  # of every run: ['train.device=cuda']
     train: bool = True  # false: only tables and plots
 
 

@@ -71,7 +71,7 @@ class Arguments:
     seeds: list[int] = field(default_factory=list)  # none: 0 to 4; 100 for tuning
     rows: list[str] = field(default_factory=list)  # only these detectors
     jobs: int = 0  # at once; 0: one per core
-    overrides: list[str] = field(default_factory=list)  # of every run
+    overrides: list[str] = field(default_factory=list)  # of every run: ['train.device=cuda']
     train: bool = True  # false: only tables
 
 

@@ -15,7 +15,7 @@ from dkcls.models import PAPER, count_activations, count_macs, count_parameters
 from dkcls.models.zoo import PAPER_DETECTION
 from tests.models.common import VARIANTS, create
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "summarize_models.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "models.py"
 
 
 def on_meta(name: str, **arguments) -> nn.Module:
@@ -137,7 +137,7 @@ def test_a_count_that_fails_leaves_no_hooks():
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("summarize_models", SCRIPT)
+    spec = importlib.util.spec_from_file_location("models", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

@@ -42,7 +42,7 @@ def test_boxes_of_at_least_the_threshold_are_drawn_where_they_are(drawn):
         "labels": torch.tensor([2, 1, 1]),
         "scores": torch.tensor([0.5, 0.25, 0.125]),
     }
-    shown = Shown(torch.zeros(1, 16, 16, dtype=torch.uint8), target, found)
+    shown = Shown(torch.zeros(1, 16, 16, dtype=torch.uint8), found, target)
     draw_detections({"a": [shown]}, ["cat", "dog"], "none.png", threshold=0.25)
     axes = drawn[0].axes[0]
     drawn_boxes = [

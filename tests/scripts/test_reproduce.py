@@ -22,7 +22,7 @@ def test_reproduce_from_training_to_plots(tmp_path, monkeypatch):
         "rows=[rigid,local4]",
         "seeds=[0,1]",
         "jobs=1",
-        f"overrides=[{','.join(TOY)}]",
+        f"overrides=[{','.join(map(repr, TOY))}]",
     )
     assert run_here(monkeypatch, tmp_path, *arguments, script=SCRIPT) == 0
     out = tmp_path / "runs/reproduce"
