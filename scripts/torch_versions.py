@@ -81,24 +81,29 @@ def installed(python: Path, package: str) -> str:
 
 
 def run_tests(python: Path, marks: str, rooms: list[str]) -> tuple[str, list[str]]:
-    """Return a cell of the table, and the names of the tests that failed."""
+    """Return a cell of the table, and the names of the tests that failed.
+
+    A room's tests have processes of their own: the engine's fork, which older versions of PyTorch
+    do not survive once others have run.
+    """
     report = python.parent / "tests.xml"
-    report.unlink(missing_ok=True)
-    words = ["-q", "-n", "auto", "--dist", "loadgroup", "-m", marks, f"--junitxml={report}"]
-    words += [f"tests/{room}" for room in rooms]
     interpret = "1" if marks.startswith("interpreter") else "0"
     environment = {**os.environ, "TRITON_INTERPRET": interpret}
-    subprocess.run([python, "-m", "pytest", *words], cwd=ROOT, env=environment)
-    if not report.exists():
-        raise UserError(f"{python} ran no tests; what pytest said is above")
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    failed = [
-        f"{case.get('classname')}::{case.get('name')}"
-        for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    passed = len(cases) - skipped - len(failed)
+    passed, failed, skipped = 0, [], 0
+    for room in rooms:
+        report.unlink(missing_ok=True)
+        words = ["-q", "-n", "auto", "--dist", "loadgroup", "-m", marks, f"--junitxml={report}"]
+        words.append(f"tests/{room}")
+        subprocess.run([python, "-m", "pytest", *words], cwd=ROOT, env=environment)
+        if not report.exists():
+            raise UserError(f"{python} ran no tests of {room}; what pytest said is above")
+        for case in ElementTree.parse(report).iter("testcase"):
+            if case.find("failure") is not None or case.find("error") is not None:
+                failed.append(f"{case.get('classname')}::{case.get('name')}")
+            elif case.find("skipped") is not None:
+                skipped += 1
+            else:
+                passed += 1
     return f"{passed} passed, {len(failed)} failed, {skipped} skipped", failed
 
 

@@ -2,9 +2,11 @@
 
   dkcls list layers                values of model.spatial
   dkcls list data                  of data; also tasks, loggers (of log.to), experiments, recipes
-  dkcls list models                of model.name: ours first, then timm's
+  dkcls list models                of model.name
   dkcls list models match=convnext*
   dkcls --plugin my_module list layers
+
+Networks of dkcls come first, then timm's.
 """
 
 import sys
