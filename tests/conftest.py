@@ -33,7 +33,8 @@ if interpreting():
             return patch_language(fn)
         return interpreter._LangPatchScope()
 
-    interpreter._patch_lang = patch_language_once  # a third of the interpreter's time
+    if hasattr(interpreter, "_LangPatchScope"):  # older Tritons patch once and for all
+        interpreter._patch_lang = patch_language_once  # a third of the interpreter's time
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

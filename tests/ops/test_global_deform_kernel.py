@@ -99,13 +99,13 @@ def test_chunks_change_nothing(shape, channels_last, monkeypatch):
 
 
 def kept_shapes(shape) -> set[tuple[int, ...]]:
-    """Shapes of the tensors kept for the backward pass."""
+    """Shapes of the tensors kept for the backward pass, but for empty ones of PyTorch's own."""
     shapes = set()
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: shapes.add(tuple(t.shape)) or t, lambda t: t
     ):
         global_deform_kernel2d(*make(shape, n=4), kernel_size=1)
-    return shapes
+    return shapes - {(0,)}
 
 
 def test_kernels_larger_than_the_images_are_not_kept():
