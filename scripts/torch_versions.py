@@ -1,11 +1,11 @@
 """Run the tests of operators, layers, networks and trainer under other versions of PyTorch.
 
     python scripts/torch_versions.py                            # docs/install.md; 6 GB a version
-    python scripts/torch_versions.py versions=[2.10.0] keep=true
+    python scripts/torch_versions.py versions=[2.9.1] packages=['numpy<2.4']
 
 Each version gets a virtual environment of its own, with the packages of requirements.txt but for
-torch, torchvision and Triton, which are those that belong to the version. The exit code is 1 if a
-test fails; the names of those that do are printed.
+torch, torchvision and Triton, which are those that belong to the version, and for `packages`. The
+exit code is 1 if a test fails; the names of those that do are printed.
 """
 
 import os
@@ -36,6 +36,7 @@ class Arguments:
     rooms: list[str] = field(  # folders of tests/
         default_factory=lambda: ["ops", "layers", "models", "engine"]
     )
+    packages: list[str] = field(default_factory=list)  # in place of those of requirements.txt
     folder: str = ".venvs"  # where the environments go
     keep: bool = False  # keep them; else each is deleted once its tests have run
 
@@ -44,8 +45,8 @@ def main(arguments: Arguments) -> int:
     rows, failed = [], []
     for version in arguments.versions:
         venv = Path(arguments.folder).resolve() / version
-        python = make_environment(venv, version)
-        row = {name: installed(python, name) for name in OWN}
+        python = make_environment(venv, version, arguments.packages)
+        row = {name: installed(python, name) for name in (*OWN, "numpy")}
         for column, marks in SUITES.items():
             row[column], names = run_tests(python, marks, arguments.rooms)
             failed += [f"torch {version}, {column}: {name}" for name in names]
@@ -57,21 +58,27 @@ def main(arguments: Arguments) -> int:
     return 1 if failed else 0
 
 
-def make_environment(venv: Path, version: str) -> Path:
+def make_environment(venv: Path, version: str, packages: list[str]) -> Path:
     """Return the Python of a virtual environment with this version of torch."""
     python = venv / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    replaced = {*OWN, *(package_of(word) for word in packages)}
     others = [
         line
         for line in (ROOT / "requirements.txt").read_text().splitlines()
-        if not line.startswith("#") and re.split("[=;]", line)[0] not in OWN
+        if not line.startswith("#") and package_of(line) not in replaced
     ]
-    wanted = [f"torch=={version}", "torchvision", *others, "pytest", "pytest-xdist", "-e", "."]
+    wanted = [f"torch=={version}", "torchvision", *packages, *others]
+    wanted += ["pytest", "pytest-xdist", "-e", "."]
     said = subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], cwd=ROOT)
     if said.returncode:
         raise UserError(f"pip could not install torch {version}; what it said is above")
     return python
+
+
+def package_of(requirement: str) -> str:
+    return re.split("[=<>;]", requirement)[0]
 
 
 def installed(python: Path, package: str) -> str:
