@@ -1,6 +1,8 @@
 """Packing: tar shards give what is in the folder, and a second run resumes the first."""
 
+import os
 import tarfile
+from random import Random
 
 import numpy as np
 import pytest
@@ -105,6 +107,109 @@ def test_a_changed_folder_is_packed_again(folder, tmp_path):
     photograph(1).save(folder / "train" / "class2" / "zzz.jpg")
     packed(folder, tmp_path / "tar")
     assert len(make_dataset("tar", tmp_path / "tar")) == 23
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_changed_content_is_packed_again(folder, tmp_path, same_size):
+    """A file is replaced by another under the same name, with the same time."""
+    packed(folder, tmp_path / "tar")
+    changed = folder / "train/class1/010.jpg"
+    content, times = changed.read_bytes(), changed.stat()
+    content = content[:-20] + bytes(18) + content[-2:] if same_size else content + b"more"
+    changed.write_bytes(content)
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tar").glob("*.tar")}
+    packed(folder, tmp_path / "tar")
+    assert_packed(folder, tmp_path / "tar")
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tar").glob("*.tar")}
+    assert [name for name in sorted(after) if after[name] != before[name]] == ["train-00001.tar"]
+
+
+def assert_packed(folder, root, split="train"):
+    """Check that the shards hold the folder's files, with its classes."""
+    dataset = make_dataset("tar", root, split)
+    files = sorted(folder.glob(f"{split}/*/*.jpg"))
+    assert [dataset.index.name(i).decode() for i in range(len(dataset))] == [
+        str(path.relative_to(folder / split)) for path in files
+    ]
+    assert [dataset.read(i) for i in range(len(dataset))] == [path.read_bytes() for path in files]
+    classes = sorted(path.name for path in (folder / "train").iterdir())
+    assert dataset.class_names == classes
+    assert [dataset.target(i) for i in range(len(dataset))] == [
+        classes.index(path.parent.name) for path in files
+    ]
+
+
+def test_a_class_that_is_added_is_one_of_every_split_that_is_packed_again(folder, tmp_path):
+    for split in ("train", "val"):
+        packed(folder, tmp_path / "tar", split)
+    shard = (tmp_path / "tar/val-00000.tar").stat()
+    (folder / "train/aardvark").mkdir()
+    photograph(1).save(folder / "train/aardvark/x.jpg")
+    for split in ("train", "val"):
+        packed(folder, tmp_path / "tar", split)
+        assert_packed(folder, tmp_path / "tar", split)
+    assert (tmp_path / "tar/val-00000.tar").stat() == shard  # its files are the same
+
+
+def test_shards_of_an_interrupted_run_get_the_classes_of_the_next(folder, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_join", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            packed(folder, tmp_path / "tar", "val")
+    (folder / "train/aardvark").mkdir()
+    packed(folder, tmp_path / "tar", "val")
+    assert_packed(folder, tmp_path / "tar", "val")
+
+
+def test_no_index_is_left_that_shards_do_not_fit(folder, tmp_path, monkeypatch):
+    """Two files change places, and packing is interrupted: all sizes are as before."""
+    packed(folder, tmp_path / "tar")
+    one, other = (folder / "train" / name for name in ("class0/000.jpg", "class2/020.jpg"))
+    content = one.read_bytes(), other.read_bytes()
+    one.write_bytes(content[1])
+    other.write_bytes(content[0])
+    write = module._write
+
+    def stop_after_one(*arguments):
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_write", stop_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        packed(folder, tmp_path / "tar")
+    with pytest.raises(UserError, match=r"there is no .*train\.index"):
+        make_dataset("tar", tmp_path / "tar")
+    monkeypatch.undo()
+    packed(folder, tmp_path / "tar")
+    assert_packed(folder, tmp_path / "tar")
+
+
+def test_what_was_packed_is_not_read_again_while_its_times_are_the_same(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "SETTLED", -1.0)  # files of this moment count as old
+    packed(folder, tmp_path / "tar")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_read_plain", lambda path: pytest.fail(f"{path} is read again"))
+        packed(folder, tmp_path / "tar")
+    os.utime(folder / "train/class0/000.jpg")
+    packed(folder, tmp_path / "tar")  # read, and found to be the same
+    assert_packed(folder, tmp_path / "tar")
+
+
+def test_a_damaged_index_is_refused_and_packed_again(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path)
+    path = tmp_path / "train.index"
+    content, random = path.read_bytes(), Random(0)
+    for _ in range(60):
+        place = random.randrange(len(content))
+        flip = bytes([content[place] ^ 1 << random.randrange(8)])
+        path.write_bytes(content[:place] + flip + content[place + 1 :])
+        with pytest.raises(UserError, match=r"train\.index is damaged"):
+            make_dataset("tar", tmp_path)
+    packed(shared_folder, tmp_path)
+    assert_packed(shared_folder, tmp_path)
 
 
 def test_an_image_that_moved_to_another_class_is_packed_again(folder, tmp_path):
