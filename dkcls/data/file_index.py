@@ -29,10 +29,10 @@ class FileIndex:
     no file and hold no copy.
     """
 
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-        self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        arrays, self.facts = _parse(self.data)
+    def __init__(self, data: bytes | mmap.mmap, file: IO[bytes] | None = None):
+        """Take the encoded index, which is the content of `file` if that is given."""
+        self._data, self._file = data, file
+        arrays, self.facts = _parse(data)
         self.names, self.ends, self.targets = (
             arrays.pop(key) for key in ("names", "ends", "targets")
         )
@@ -50,22 +50,26 @@ class FileIndex:
         arrays = {"ends": np.cumsum(lengths), "targets": np.array(targets, np.int64), **extra}
         # Last, so that the others begin at a multiple of 8 bytes.
         arrays["names"] = np.frombuffer(b"".join(names), np.uint8)
-        return cls(_shared(_encoded(arrays, facts)))
+        return cls(_encoded(arrays, facts))
 
     @classmethod
     def open(cls, path: Path) -> "FileIndex":
         """Return the index in `path`; OSError if there is no file, ValueError if it is no index."""
-        data = memoryview(path.read_bytes())
-        if hashlib.sha256(data[_CHECKSUM:]).digest() != data[:_CHECKSUM]:
+        data = path.read_bytes()
+        if hashlib.sha256(memoryview(data)[_CHECKSUM:]).digest() != data[:_CHECKSUM]:
             raise ValueError(f"{path} is damaged: it does not have the checksum that it says")
         try:
-            return cls(_shared(data))
+            return cls(data)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not an index of files: {error!r}") from error
 
     def save(self, path: Path) -> None:
         """Write the index: `path` has the old content or the new, whatever happens."""
-        write_atomically(path, memoryview(self.data))
+        write_atomically(path, memoryview(self._data))
+
+    @property
+    def checksum(self) -> bytes:
+        return self._data[:_CHECKSUM]
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -75,6 +79,8 @@ class FileIndex:
         return self.names[start : self.ends[index]].tobytes()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._file is None:
+            self._file = _in_memory(self._data)
         return _received, (reduction.DupFd(self._file.fileno()),)
 
 
@@ -87,7 +93,7 @@ def _encoded(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> bytes:
     return hashlib.sha256(content).digest() + content
 
 
-def _parse(data: mmap.mmap) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _parse(data: bytes | mmap.mmap) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return arrays and facts; ValueError, KeyError or TypeError if they are not there."""
     start = _CHECKSUM + _LENGTH
     end = start + int.from_bytes(data[_CHECKSUM:start], "little")
@@ -102,7 +108,7 @@ def _parse(data: mmap.mmap) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return arrays, header["facts"]
 
 
-def _shared(data: bytes | memoryview) -> IO[bytes]:
+def _in_memory(data: bytes | mmap.mmap) -> IO[bytes]:
     """Return a file that is in memory only, and goes with the last process that has it open."""
     anonymous = hasattr(os, "memfd_create")  # on Linux
     file = open(os.memfd_create("dkcls"), "w+b") if anonymous else tempfile.TemporaryFile()
@@ -112,4 +118,5 @@ def _shared(data: bytes | memoryview) -> IO[bytes]:
 
 
 def _received(descriptor: Any) -> FileIndex:
-    return FileIndex(open(descriptor.detach(), "rb"))
+    file = open(descriptor.detach(), "rb")
+    return FileIndex(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), file)
