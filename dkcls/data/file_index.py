@@ -110,13 +110,15 @@ def _parse(data: bytes | mmap.mmap) -> tuple[dict[str, np.ndarray], dict[str, An
 
 def _in_memory(data: bytes | mmap.mmap) -> IO[bytes]:
     """Return a file that is in memory only, and goes with the last process that has it open."""
-    anonymous = hasattr(os, "memfd_create")  # on Linux
-    file = open(os.memfd_create("dkcls"), "w+b") if anonymous else tempfile.TemporaryFile()
+    if hasattr(os, "memfd_create"):  # on Linux
+        file = os.fdopen(os.memfd_create("dkcls"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # type: ignore[assignment]  # noqa: SIM115
     file.write(data)
     file.flush()
     return file
 
 
 def _received(descriptor: Any) -> FileIndex:
-    file = open(descriptor.detach(), "rb")
+    file = os.fdopen(descriptor.detach(), "rb")
     return FileIndex(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), file)

@@ -238,13 +238,13 @@ def _whole_index(path: Path) -> FileIndex | None:
 
 def _part_of(index: FileIndex, shard: int) -> FileIndex | None:
     """Return the rows of a shard; None if there is no such shard."""
-    rows = np.flatnonzero(index.extra["shards"] == shard)
-    if not len(rows):
+    rows = np.flatnonzero(index.extra["shards"] == shard).tolist()
+    if not rows:
         return None
     names = [index.name(row) for row in rows]
     facts = {"shard_bytes": index.facts["shard_bytes"][shard : shard + 1]}
     places = {key: index.extra[key][rows] for key in (*_PLACES, *_TIMES)}
-    return FileIndex.build(names, index.targets[rows], facts, **places)
+    return FileIndex.build(names, index.targets[rows].tolist(), facts, **places)
 
 
 def _kept(
