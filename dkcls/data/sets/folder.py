@@ -20,6 +20,7 @@ from dkcls.data.dataset import DATASETS, split_names
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.file_index import FileIndex
 from dkcls.data.transforms import Transform
+from dkcls.words import some
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class ImageFolder(EncodedImages):
         self.class_names = class_folders(train) if train.is_dir() else own
         unknown = sorted(set(own) - set(self.class_names))
         if unknown:
-            raise ValueError(f"{self.folder} has classes that {train} lacks: {_some(unknown)}")
+            raise ValueError(f"{self.folder} has classes that {train} lacks: {some(unknown)}")
         place = {name: i for i, name in enumerate(self.class_names)}
         self._to_target = [place[name] for name in own]
         self.notes = (*self.index.facts["notes"], *passed_over(self.folder, self.index))
@@ -164,7 +165,7 @@ def passed_over(place: Path, index: FileIndex) -> list[str]:
     """Return a note on the files that are left out because of their endings, if there are any."""
     others = index.facts["other_endings"]
     count = sum(number for _, number in others)
-    listed = _some([f"{ending} {number}" for ending, number in others])
+    listed = some([f"{ending} {number}" for ending, number in others])
     return [f"{place}: files passed over for their endings ({count}): {listed}"] if count else []
 
 
@@ -240,7 +241,3 @@ def _unchanged(folder: Path, folders: dict[str, list[int]]) -> bool:
             return all(pool.map(same, stamps))
     except OSError:
         return False
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
