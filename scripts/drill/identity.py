@@ -111,14 +111,15 @@ def _stopped(lab: Lab, images: Path, cache: dict[str, Any]) -> Path:
     folder = lab.folder / "stopped"
     process = start_imported(folder, *EVERY, f"data.root={images}", **cache)
     wait_for_step(folder, process, 9)
-    _stop(process)
+    if problems := _stop(process):
+        raise RuntimeError(problems[0])
     return folder
 
 
-def _stop(process: Process) -> None:
-    os.kill(process.pid, signal.SIGTERM)
-    if process.wait() != 75:
-        raise RuntimeError(process.said())
+def _stop(process: Process) -> list[str]:
+    if process.alive():
+        os.kill(process.pid, signal.SIGTERM)
+    return sentence(process, 75)
 
 
 @contextmanager
@@ -135,8 +136,8 @@ def _allowed(lab: Lab, source: Path, images: Path, cache: dict[str, Any]) -> lis
         words = (*EVERY, f"data.root={root}")
         process = start_imported(folder, *words, "resume=changed_data", **cache)
         wait_for_step(folder, process, 20)
-        _stop(process)
-        problems = sentence(start_imported(folder, *words, **cache), 0, "resuming from")
+        problems = _stop(process)
+        problems += sentence(start_imported(folder, *words, **cache), 0, "resuming from")
         classes = state_of(folder)["data"]["classes"]
         return problems + ([] if "trousers" in classes else [f"{classes} were written down"])
 

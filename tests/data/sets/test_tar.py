@@ -110,9 +110,10 @@ def test_a_changed_folder_is_packed_again(folder, tmp_path):
     assert len(make_dataset("tar", tmp_path / "tar")) == 23
 
 
-@pytest.mark.parametrize("same_size", [True, False])
-def test_changed_content_is_packed_again(folder, tmp_path, same_size):
+@pytest.mark.parametrize(("same_size", "settled"), [(True, 2.0), (True, -1.0), (False, -1.0)])
+def test_changed_content_is_packed_again(folder, tmp_path, monkeypatch, same_size, settled):
     """A file is replaced by another under the same name, with the same time."""
+    monkeypatch.setattr(module, "SETTLED", settled)
     packed(folder, tmp_path / "tar")
     changed = folder / "train/class1/010.jpg"
     content, times = changed.read_bytes(), changed.stat()
@@ -182,21 +183,24 @@ def test_no_index_is_left_that_shards_do_not_fit(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"there is no .*train\.index"):
         make_dataset("tar", tmp_path / "tar")
     monkeypatch.undo()
-    packed(folder, tmp_path / "tar")
+    assert packed(folder, tmp_path / "tar") == (3, 1)  # one is done, one holds the same as before
     assert_packed(folder, tmp_path / "tar")
 
 
 def test_what_was_packed_is_not_read_again_while_its_times_are_the_same(
     folder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(module, "SETTLED", -1.0)  # files of this moment count as old
-    packed(folder, tmp_path / "tar")
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_read_plain", lambda path: pytest.fail(f"{path} is read again"))
-        packed(folder, tmp_path / "tar")
+    read, names = module._read_plain, []
+    monkeypatch.setattr(module, "_read_plain", lambda name: names.append(name) or read(name))
+    for settled, again in ((2.0, 22), (-1.0, 0)):  # files of this moment count as old, or not
+        monkeypatch.setattr(module, "SETTLED", settled)
+        packed(folder, tmp_path / f"tar{settled}")
+        names.clear()
+        assert packed(folder, tmp_path / f"tar{settled}") == (3, 0)
+        assert len(names) == again
     os.utime(folder / "train/class0/000.jpg")
-    packed(folder, tmp_path / "tar")  # read, and found to be the same
-    assert_packed(folder, tmp_path / "tar")
+    assert packed(folder, tmp_path / "tar-1.0") == (3, 0)
+    assert names == [str(folder / "train/class0/000.jpg")]
 
 
 def test_a_damaged_index_is_refused_and_packed_again(shared_folder, tmp_path):
