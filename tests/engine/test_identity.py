@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -168,14 +167,16 @@ def test_changed_data_does_not_end_a_run_before_its_time(folder, monkeypatch):
 
 def test_bad_files_of_the_data_before_are_forgotten(folder, monkeypatch):
     """They are known by their indices, which are other files now."""
-    for path in folder.glob("images/train/class1/*"):
+    whole = {path: path.read_bytes() for path in folder.glob("images/train/class1/*")}
+    for path in whole:
         path.write_bytes(b"")
-    live(folder, monkeypatch, "data.bad_limit=1", until=5)
+    live(folder, monkeypatch, "data.bad_limit=1", until=4)
     assert last_state(folder)["bad_files"][0][0]["messages"]
+    for path, content in whole.items():
+        path.write_bytes(content)
     remove_images(folder / "images")
     live(folder, monkeypatch, "data.bad_limit=1", "resume=changed_data")
-    named = (folder / "runs/small/bad_files.txt").read_text().splitlines()
-    assert {Path(line.split(": ")[0]).parent.name for line in named} == {"class1"}
+    assert not (folder / "runs/small/bad_files.txt").exists()
 
 
 def test_nothing_but_a_checkpoint_is_needed_to_know(folder, monkeypatch):

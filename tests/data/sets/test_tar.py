@@ -145,13 +145,14 @@ def assert_packed(folder, root, split="train"):
 def test_a_class_that_is_added_is_one_of_every_split_that_is_packed_again(folder, tmp_path):
     for split in ("train", "val"):
         packed(folder, tmp_path / "tar", split)
-    shard = (tmp_path / "tar/val-00000.tar").stat()
+    before = (tmp_path / "tar/val-00000.tar").stat().st_mtime_ns
     (folder / "train/aardvark").mkdir()
     photograph(1).save(folder / "train/aardvark/x.jpg")
     for split in ("train", "val"):
         packed(folder, tmp_path / "tar", split)
         assert_packed(folder, tmp_path / "tar", split)
-    assert (tmp_path / "tar/val-00000.tar").stat() == shard  # its files are the same
+    after = (tmp_path / "tar/val-00000.tar").stat().st_mtime_ns
+    assert after == before  # its files are the same
 
 
 def test_shards_of_an_interrupted_run_get_the_classes_of_the_next(folder, tmp_path, monkeypatch):
@@ -227,6 +228,14 @@ def test_an_image_that_moved_to_another_class_is_packed_again(folder, tmp_path):
         str(path.relative_to(folder / "train")) for path in folder.glob("train/*/*")
     )
     assert [dataset.target(index) for index in range(22)] == [int(name[5]) for name in names]
+
+
+def test_an_image_that_was_renamed_is_packed_again(folder, tmp_path):
+    """It keeps its place in the order, and all content is as before."""
+    packed(folder, tmp_path / "tar")
+    (folder / "train/class1/010.jpg").rename(folder / "train/class1/011.jpg")
+    assert packed(folder, tmp_path / "tar") == (3, 1)
+    assert_packed(folder, tmp_path / "tar")
 
 
 def test_what_does_not_read_back_is_not_kept(shared_folder, tmp_path, monkeypatch):
