@@ -79,8 +79,9 @@ class FileIndex:
         return self.names[start : self.ends[index]].tobytes()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._file is None:
-            self._file = _in_memory(self._data)
+        if self._file is None:  # from now on this process too reads the memory that it shares
+            vars(self).update(vars(_mapped(_in_memory(self._data))))
+        assert self._file is not None
         return _received, (reduction.DupFd(self._file.fileno()),)
 
 
@@ -120,5 +121,8 @@ def _in_memory(data: bytes | mmap.mmap) -> IO[bytes]:
 
 
 def _received(descriptor: Any) -> FileIndex:
-    file = os.fdopen(descriptor.detach(), "rb")
+    return _mapped(os.fdopen(descriptor.detach(), "rb"))
+
+
+def _mapped(file: IO[bytes]) -> FileIndex:
     return FileIndex(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), file)

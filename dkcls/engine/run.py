@@ -22,7 +22,7 @@ from dkcls.engine.dry_run import dry_run
 from dkcls.engine.log import Log
 from dkcls.engine.optim import make_optimizer, make_schedule
 from dkcls.engine.run_directory import RunDirectory
-from dkcls.engine.task import TASKS, Parts
+from dkcls.engine.task import TASKS, Card, Parts
 from dkcls.engine.trainer import StopRequest, Trainer
 from dkcls.errors import UserError
 from dkcls.files import DamagedFile
@@ -193,8 +193,8 @@ def check_same(state: dict[str, Any], trainer: Trainer, path: Path) -> None:
 
     With resume=changed_data other data is allowed, if network and schedule have room for it.
     """
-    config = trainer.config
-    if changed := changed_keys(state["config"], config.to_dict()):
+    config, card = trainer.config, Card.parse(state, str(path))
+    if changed := changed_keys(card.config.to_dict(), config.to_dict()):
         raise UserError(
             f"{path} is of a run with another config ({'; '.join(changed)}); "
             "give another name=... or the old values"
@@ -202,7 +202,7 @@ def check_same(state: dict[str, Any], trainer: Trainer, path: Path) -> None:
     changed = DataIdentity.parse(state["data"]).differences(trainer.identity)
     if not changed:
         return
-    outputs, needed = len(state["classes"]), len(trainer.parts.card.classes)
+    outputs, needed = len(card.classes), len(trainer.parts.card.classes)
     step, total = state["step"], trainer.total_steps
     if outputs != needed:
         advice = f"the network has {outputs} outputs, and {needed} are needed"
