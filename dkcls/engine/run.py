@@ -199,7 +199,7 @@ def check_same(state: dict[str, Any], trainer: Trainer, path: Path) -> None:
             f"{path} is of a run with another config ({'; '.join(changed)}); "
             "give another name=... or the old values"
         )
-    changed = DataIdentity.parse(state["data"]).differences(trainer.identity)
+    changed = DataIdentity.parse(state.get("data")).differences(trainer.identity)
     if not changed:
         return
     outputs, needed = len(card.classes), len(trainer.parts.card.classes)

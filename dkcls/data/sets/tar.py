@@ -274,7 +274,7 @@ def _is_same_content(name: str, part: FileIndex, i: int, shard: int) -> bool:
     status = os.lstat(name)
     if status.st_size != size:
         return False
-    return times == _times(status) or _read_plain(name)[0] == os.pread(shard, size, offset)
+    return times == _times(status) or _read_plain(name) == os.pread(shard, size, offset)
 
 
 def _times(status: os.stat_result) -> list[int]:
@@ -294,7 +294,8 @@ def _write(
     with temporary.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for member in members:
-                data, status = _read_plain(source.name(member))
+                status = os.lstat(source.name(member))  # before: a change after it is seen
+                data = _read_plain(source.name(member))
                 info = tarfile.TarInfo(os.fsdecode(source.index.name(member)))
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
@@ -310,11 +311,8 @@ def _write(
     return part
 
 
-def _read_plain(path: str) -> tuple[bytes, os.stat_result]:
-    """Return the bytes of a file that is no link, and its status before they were read.
-
-    A link might lead to any file of this machine.
-    """
+def _read_plain(path: str) -> bytes:
+    """Return the bytes of a file that is no link: a link might lead to any file of this machine."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -324,8 +322,7 @@ def _read_plain(path: str) -> tuple[bytes, os.stat_result]:
             ) from error
         raise
     with open(descriptor, "rb", buffering=0) as file:
-        status = os.fstat(descriptor)
-        return file.readall(), status
+        return file.readall()
 
 
 def _verified(
