@@ -33,6 +33,11 @@ def metric(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def some(names: Sequence[str]) -> str:
+    """Return the first five names and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def near(name: str, valid: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the valid name that is nearest, or "" if none is near."""
     found = get_close_matches(name, list(valid), 1, 0.5)

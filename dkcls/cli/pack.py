@@ -4,7 +4,7 @@
   dkcls pack root=/data/imagenet output=/data/imagenet-tar splits=[val] shard=5000
 
 The folder is <root>/<split>/<class>/.... Each shard is read back and compared before it gets its
-name. Running the same command again resumes an interrupted run.
+name. Running the same command again writes the shards that are missing or whose files have changed.
 """
 
 from dataclasses import dataclass, field
@@ -47,5 +47,8 @@ def pack(arguments: Arguments) -> None:
     for split in splits:
         source = ImageFolder(arguments.root, split, EvalTransform(224), 224)
         with tqdm(total=len(source), unit=" images", desc=split, smoothing=0.1) as bar:
-            shards = pack_split(source, split, arguments.output, arguments.shard, bar.update)
-        print(f"{split}: {len(source)} images in {shards} shards, read back and compared")
+            done = pack_split(source, split, arguments.output, arguments.shard, bar.update)
+        print(
+            f"{split}: {len(source)} images in {done.shards} shards; {done.written} written, read "
+            f"back and compared, {done.shards - done.written} there already with the same files"
+        )

@@ -24,7 +24,9 @@ class Config:
     name: str | None = None
     out: str = "runs"  # the folder of all runs
     seed: int = 0  # of initial weights, order of images, augmentation and dropout
-    resume: str = "auto"  # auto: resume what out/name holds; never: stop if it holds anything
+    # auto: resume what out/name holds; never: stop if it holds anything; changed_data: resume it
+    # even if classes or numbers of images are not those that it was trained on
+    resume: str = "auto"
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -41,7 +43,7 @@ class Config:
                 f"task.name={self.task.name} needs a {kind.__name__}, got a "
                 f"{type(self.task).__name__}; task={self.task.name} chooses both"
             )
-        check_choice("resume", self.resume, ("auto", "never"))
+        check_choice("resume", self.resume, ("auto", "never", "changed_data"))
         check("seed", self.seed, 0 <= self.seed < 2**31, "from 0 to 2147483647")
         if self.name is not None:
             good = bool(self.name) and not set(self.name) & set("=/\\ ")

@@ -15,6 +15,7 @@ from dkcls.data.dataset import (
     create_dataset,
     takes_image_size,
 )
+from dkcls.data.identity import DataIdentity
 from dkcls.data.loader import Loader, create_loader
 from dkcls.data.transforms import Normalize, fit_channels, for_channels
 
@@ -22,6 +23,7 @@ __all__ = [
     "COCO_AREAS",
     "DATASETS",
     "Batch",
+    "DataIdentity",
     "Dataset",
     "DetectionBatch",
     "DetectionDataset",

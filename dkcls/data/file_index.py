@@ -1,34 +1,42 @@
-"""List of a data set's files in a few arrays, mapped from a file.
+"""List of a data set's files in a few arrays, with a checksum, in memory that workers share.
 
-As the file is mapped, a worker holds no copy of a million names.
+The bytes in memory are those of the file: a SHA-256 of all that follows, the length of a header,
+the header in JSON (facts, and each array's name, type and length), and the arrays.
 """
 
+import hashlib
 import json
+import mmap
 import os
+import tempfile
 from collections.abc import Sequence
+from multiprocessing import reduction
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+
+from dkcls.files import write_atomically
+
+_CHECKSUM, _LENGTH = 32, 8  # bytes
+_TYPES = ("<i8", "|u1")
 
 
 class FileIndex:
     """Names in one run of bytes, the `ends` of each, and targets int64 [N].
 
-    `extra` holds whatever arrays a kind of data set adds.
+    `extra` holds whatever arrays a kind of data set adds. Workers are sent the memory, so they need
+    no file and hold no copy.
     """
 
-    def __init__(
-        self, arrays: dict[str, np.ndarray], facts: dict[str, Any], path: Path | None = None
-    ):
-        self.names, self.ends, self.targets = arrays["names"], arrays["ends"], arrays["targets"]
-        self.extra = {
-            key: value for key, value in arrays.items() if key not in ("names", "ends", "targets")
-        }
-        self.facts, self.path = facts, path
+    def __init__(self, data: bytes | mmap.mmap, file: IO[bytes] | None = None):
+        """Take the encoded index, which is the content of `file` if that is given."""
+        self._data, self._file = data, file
+        arrays, self.facts = _parse(data)
+        self.names, self.ends, self.targets = (
+            arrays.pop(key) for key in ("names", "ends", "targets")
+        )
+        self.extra = arrays
 
     @classmethod
     def build(
@@ -39,36 +47,29 @@ class FileIndex:
         **extra: np.ndarray,
     ) -> "FileIndex":
         lengths = np.fromiter(map(len, names), np.int64, len(names))
-        arrays: dict[str, np.ndarray] = {
-            "names": np.frombuffer(b"".join(names), np.uint8),
-            "ends": np.cumsum(lengths),
-            "targets": np.array(targets, np.int64),
-            **extra,
-        }
-        return cls(arrays, facts)
+        arrays = {"ends": np.cumsum(lengths), "targets": np.array(targets, np.int64), **extra}
+        # Last, so that the others begin at a multiple of 8 bytes.
+        arrays["names"] = np.frombuffer(b"".join(names), np.uint8)
+        return cls(_encoded(arrays, facts))
 
     @classmethod
     def open(cls, path: Path) -> "FileIndex":
         """Return the index in `path`; OSError if there is no file, ValueError if it is no index."""
+        data = path.read_bytes()
+        if hashlib.sha256(memoryview(data)[_CHECKSUM:]).digest() != data[:_CHECKSUM]:
+            raise ValueError(f"{path} is damaged: it does not have the checksum that it says")
         try:
-            with safe_open(path, framework="pt") as file:
-                # The file is no dict, so only keys() gives the keys.
-                arrays = {key: file.get_tensor(key).numpy() for key in file.keys()}  # noqa: SIM118
-                return cls(arrays, json.loads(file.metadata()["facts"]), path)
-        except (SafetensorError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not an index of files: {error}") from error
+            return cls(data)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path} is not an index of files: {error!r}") from error
 
-    def save(self, path: Path) -> "FileIndex":
-        """Write the index and return it, mapped from the file.
+    def save(self, path: Path) -> None:
+        """Write the index: `path` has the old content or the new, whatever happens."""
+        write_atomically(path, memoryview(self._data))
 
-        The file is written beside `path` and renamed, so that nobody reads half of it.
-        """
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        arrays = {"names": self.names, "ends": self.ends, "targets": self.targets, **self.extra}
-        tensors = {key: torch.from_numpy(value.copy()) for key, value in arrays.items()}
-        temporary.write_bytes(save(tensors, {"facts": json.dumps(self.facts)}))
-        os.replace(temporary, path)
-        return FileIndex.open(path)
+    @property
+    def checksum(self) -> bytes:
+        return self._data[:_CHECKSUM]
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -78,10 +79,50 @@ class FileIndex:
         return self.names[start : self.ends[index]].tobytes()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send a worker the path, to map the same file; an index without a file is copied."""
-        if self.path is not None:
-            return FileIndex.open, (self.path,)
-        return FileIndex, (
-            {"names": self.names, "ends": self.ends, "targets": self.targets, **self.extra},
-            self.facts,
-        )
+        if self._file is None:  # from now on this process too reads the memory that it shares
+            vars(self).update(vars(_mapped(_in_memory(self._data))))
+        assert self._file is not None
+        return _received, (reduction.DupFd(self._file.fileno()),)
+
+
+def _encoded(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> bytes:
+    rows = [(name, array.dtype.str, len(array)) for name, array in arrays.items()]
+    header = json.dumps({"facts": facts, "arrays": rows}).encode()
+    header += b" " * (-len(header) % 8)
+    parts = [len(header).to_bytes(_LENGTH, "little"), header]
+    content = b"".join([*parts, *(array.tobytes() for array in arrays.values())])
+    return hashlib.sha256(content).digest() + content
+
+
+def _parse(data: bytes | mmap.mmap) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return arrays and facts; ValueError, KeyError or TypeError if they are not there."""
+    start = _CHECKSUM + _LENGTH
+    end = start + int.from_bytes(data[_CHECKSUM:start], "little")
+    header = json.loads(data[start:end])
+    arrays = {}
+    for name, kind, length in header["arrays"]:
+        if kind not in _TYPES or length < 0:
+            raise ValueError(f"an array of {length} {kind}")
+        # `frombuffer` takes no place at the very end for an array of nothing.
+        arrays[name] = np.frombuffer(data, kind, length, end) if length else np.empty(0, kind)
+        end += arrays[name].nbytes
+    return arrays, header["facts"]
+
+
+def _in_memory(data: bytes | mmap.mmap) -> IO[bytes]:
+    """Return a file that is in memory only, and goes with the last process that has it open."""
+    if hasattr(os, "memfd_create"):  # on Linux
+        file = os.fdopen(os.memfd_create("dkcls"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # type: ignore[assignment]  # noqa: SIM115
+    file.write(data)
+    file.flush()
+    return file
+
+
+def _received(descriptor: Any) -> FileIndex:
+    return _mapped(os.fdopen(descriptor.detach(), "rb"))
+
+
+def _mapped(file: IO[bytes]) -> FileIndex:
+    return FileIndex(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), file)

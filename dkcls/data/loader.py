@@ -246,9 +246,9 @@ class Loader(Generic[B]):
                 self.sampler.position = position + done // self.sampler.accumulation
 
     def _restart_workers(self, dead: str, error: Exception) -> None:
-        sentence = f"a process that loads data died ({dead}), most often killed for want of memory"
+        sentence = f"a process that loads data died ({dead})"
         if self.worker_restarts == 0:
-            raise DataError(f"{sentence}; use fewer workers or restart") from error
+            raise DataError(sentence) from error
         self.worker_restarts -= 1
         log.warning(
             "%s; all are started again (%d more times, data.worker_restarts)",
@@ -264,11 +264,14 @@ class Loader(Generic[B]):
         if not workers:
             return ""
         multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=1)
-        return ", ".join(
-            f"pid {worker.pid}, exit code {worker.exitcode}"
-            for worker in workers
-            if worker.exitcode is not None
-        )
+        dead = {worker.pid: worker.exitcode for worker in workers if worker.exitcode is not None}
+        return ", ".join(f"pid {pid}, {_how_it_ended(code)}" for pid, code in dead.items())
+
+
+def _how_it_ended(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "SIGKILL, most often for want of memory: use fewer workers"
+    return f"signal {-code}" if code < 0 else f"exit code {code}, its own error is above"
 
 
 def create_loader(

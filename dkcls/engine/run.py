@@ -13,8 +13,8 @@ import yaml
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dkcls.config import Config
-from dkcls.data import Loader, create_loader
+from dkcls.config import Config, changed_keys
+from dkcls.data import DataIdentity, Loader, create_loader
 from dkcls.engine import distributed
 from dkcls.engine.checkpoint import Checkpoints, read
 from dkcls.engine.distributed import World
@@ -22,7 +22,7 @@ from dkcls.engine.dry_run import dry_run
 from dkcls.engine.log import Log
 from dkcls.engine.optim import make_optimizer, make_schedule
 from dkcls.engine.run_directory import RunDirectory
-from dkcls.engine.task import TASKS, Parts
+from dkcls.engine.task import TASKS, Card, Parts
 from dkcls.engine.trainer import StopRequest, Trainer
 from dkcls.errors import UserError
 from dkcls.files import DamagedFile
@@ -114,7 +114,9 @@ def build_trainer(config: Config, world: World) -> Trainer:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = make_optimizer(model, config.optim, config.learning_rate)
         schedule = make_schedule(optimizer, config.schedule, loaders[0].steps_per_epoch)
-    return Trainer(parts, world, wrap(model, config, world), optimizer, schedule, *loaders)
+        identity = DataIdentity.of(parts.train_set, parts.val_set)
+    wrapped = wrap(model, config, world)
+    return Trainer(parts, identity, world, wrapped, optimizer, schedule, *loaders)
 
 
 def build_loaders(parts: Parts, batch_size: int, world: World) -> tuple[Loader, Loader]:
@@ -172,7 +174,9 @@ def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
         return
     with world.together():
         try:
-            trainer.load_state(found[1] if found else read(path))
+            state = found[1] if found else read(path)
+            check_same(state, trainer, path)
+            trainer.load_state(state)
             if world.is_main:
                 is_best = trainer.best.get("step") == trainer.step and not trainer.evaluation_due
                 checkpoints.link(path, best=is_best)
@@ -182,6 +186,38 @@ def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
             raise UserError(str(error)) from error
     steps = f"step {trainer.step} of {trainer.total_steps}"
     logger.info("%s: resuming from %s, %s", run.path, path.name, steps)
+
+
+def check_same(state: dict[str, Any], trainer: Trainer, path: Path) -> None:
+    """Raise UserError if a checkpoint is of another config or of other data than the trainer.
+
+    With resume=changed_data other data is allowed, if network and schedule have room for it.
+    """
+    config, card = trainer.config, Card.parse(state, str(path))
+    if changed := changed_keys(card.config.to_dict(), config.to_dict()):
+        raise UserError(
+            f"{path} is of a run with another config ({'; '.join(changed)}); "
+            "give another name=... or the old values"
+        )
+    changed = DataIdentity.parse(state.get("data")).differences(trainer.identity)
+    if not changed:
+        return
+    outputs, needed = len(card.classes), len(trainer.parts.card.classes)
+    step, total = state["step"], trainer.total_steps
+    if outputs != needed:
+        advice = f"the network has {outputs} outputs, and {needed} are needed"
+    elif step > total:
+        advice = f"it has taken {step} steps, and with this data there are {total} in all"
+    elif config.resume != "changed_data":
+        advice = "resume=changed_data goes on with what there is"
+    else:
+        logger.warning("%s: going on with other data (%s)", path, "; ".join(changed))
+        state["bad_files"] = []  # known by their indices, which mean other files now
+        return
+    raise UserError(
+        f"{path} was trained on other data than there is now ({'; '.join(changed)}): restore the "
+        f"data, or give another name=...; {advice}"
+    )
 
 
 def fix_cublas() -> None:

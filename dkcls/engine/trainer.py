@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dkcls.data import Loader
+from dkcls.data import DataIdentity, Loader
 from dkcls.engine.checkpoint import Checkpoints
 from dkcls.engine.distributed import World, autocast, choose_precision
 from dkcls.engine.evaluate import measure
@@ -62,6 +62,7 @@ class Trainer:
     def __init__(
         self,
         parts: Parts,
+        identity: DataIdentity,
         world: World,
         wrapped: nn.Module,
         optimizer: Optimizer,
@@ -71,6 +72,7 @@ class Trainer:
     ):
         config, task, model = parts.config, parts.task, parts.model
         self.parts = parts
+        self.identity = identity
         self.config = config
         self.task = task
         self.model = model
@@ -343,6 +345,7 @@ class Trainer:
         sums[self.world.rank] = self.sums
         return {
             **self.parts.card.to_dict(),
+            "data": self.identity.to_dict(),
             "step": self.step,
             "evaluation_due": self.evaluation_due,
             "precision": self.precision,

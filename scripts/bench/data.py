@@ -279,7 +279,6 @@ def start_up(root: Path, names: int, workers: int) -> str:
         first.write_bytes(photograph.read_bytes())
         for number in range(1, names // 1000):
             os.link(first, folder / f"n{label:08d}_{number}.JPEG")
-    time.sleep(3)  # a folder that changed just now is not remembered
     lines = []
     for kind in ("listed", "listed before"):
         started = time.perf_counter()

@@ -25,7 +25,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracke
 from dkcls import cli
 from dkcls.errors import UserError
 
-from . import data, files, fuzz, kills, places
+from . import data, files, fuzz, identity, kills, places
 from .lab import Lab, Row
 
 DRILLS: dict[str, Callable[[Lab], Row]] = {
@@ -38,6 +38,8 @@ DRILLS: dict[str, Callable[[Lab], Row]] = {
     "malice": files.malice,
     "not_finite": data.not_finite,
     "workers_and_files": data.workers_and_files,
+    "identity": identity.identity,
+    "list_caches": identity.list_caches,
     "two_at_once": kills.two_at_once,
     "poor_places": places.poor_places,
     "fuzz": fuzz.fuzz,
@@ -47,7 +49,7 @@ DRILLS: dict[str, Callable[[Lab], Row]] = {
 # Lanes run at the same time, each in its own thread.
 LANES = (
     ("kill", "two_at_once", "signals"),
-    ("kill_rank", "hang", "not_finite", "poor_places"),
+    ("kill_rank", "hang", "not_finite", "poor_places", "identity", "list_caches"),
     ("damage", "disk_full", "malice", "workers_and_files", "fuzz"),
 )
 

@@ -135,7 +135,7 @@ def workers_and_files(lab: Lab) -> Row:
         os.kill(lab.random.choice(_loaders_of(process)), signal.SIGKILL)
         words = (
             "a process that loads data died (pid ",
-            "started again" if restarts else "use fewer workers or restart",
+            "started again" if restarts else "use fewer workers",
         )
         problems = sentence(process, 0 if restarts else 1, *words)
         problems = problems or (

@@ -57,8 +57,10 @@ def test_pack_tar_then_check(run, folder, tmp_path):
     result = run("pack", f"root={folder}", f"output={tmp_path / 'tar'}", "shard=10")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
-        "train: 22 images in 3 shards, read back and compared",
-        "val: 7 images in 1 shards, read back and compared",
+        "train: 22 images in 3 shards; 3 written, read back and compared, "
+        "0 there already with the same files",
+        "val: 7 images in 1 shards; 1 written, read back and compared, "
+        "0 there already with the same files",
     ]
     checked = run("check-data", f"root={tmp_path / 'tar'}", "workers=0")
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dkcls.data import Normalize, create_loader
 from dkcls.data.dataset import BadFile, Batch, ImageDataset, Loaded
+from dkcls.errors import DataError
 from tests.data.common import assert_same_batches, batches_from, make_dataset
 
 
@@ -128,9 +129,25 @@ def test_a_killed_worker_is_named(length):
     pid = loader._loader._iterator._workers[0].pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(
-        RuntimeError, match=rf"a process that loads data died \(pid {pid}, exit code"
+        DataError, match=rf"a process that loads data died \(pid {pid}, SIGKILL, .* memory"
     ):
         list(batches)
+
+
+class Unreadable(Numbers):
+    """Data set that no process but the first can have."""
+
+    def __setstate__(self, state):
+        raise FileNotFoundError("it is gone")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_ends_by_itself_is_not_said_to_want_memory():
+    loader = create_loader(Unreadable(10), 2, training=True, workers=1)
+    with pytest.raises(DataError, match="exit code 1") as error:
+        list(loader)
+    assert "memory" not in str(error.value)
+    assert "its own error is above" in str(error.value)
 
 
 @pytest.mark.usefixtures("impatient")

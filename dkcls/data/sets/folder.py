@@ -1,14 +1,14 @@
 """Image folders in ImageNet's layout: root/train/<class>/... and root/val/<class>/...
 
-Each folder is listed once. The list is kept in the user's cache folder and is used again until a
-folder's modification time differs.
+The list of files is kept in the user's cache folder and is used again for as long as every folder
+has the same modification time and the same names in it. Times alone do not tell: in images of
+containers and in archives they may be the same for every version of a folder.
 """
 
 import hashlib
 import logging
 import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +20,13 @@ from dkcls.data.dataset import DATASETS, split_names
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.file_index import FileIndex
 from dkcls.data.transforms import Transform
+from dkcls.words import some
 
 log = logging.getLogger(__name__)
 
 EXTENSIONS = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp")
-# Seconds. If a folder changed so shortly before the scan, a later change may leave the same
-# modification time, so the list is not kept.
-_SETTLED = 2.0
-_RULES = 2  # version of the rules for listing: with another number, earlier lists are not used
-_KEPT = 3  # lists of one folder; a run that began before the last changes may still open its own
+_RULES = 3  # version of the rules for listing: with another number, earlier lists are not used
+_THREADS = 8  # most of the time is the file system's
 
 
 @DATASETS.register("folder")
@@ -53,7 +51,7 @@ class ImageFolder(EncodedImages):
         self.class_names = class_folders(train) if train.is_dir() else own
         unknown = sorted(set(own) - set(self.class_names))
         if unknown:
-            raise ValueError(f"{self.folder} has classes that {train} lacks: {_some(unknown)}")
+            raise ValueError(f"{self.folder} has classes that {train} lacks: {some(unknown)}")
         place = {name: i for i, name in enumerate(self.class_names)}
         self._to_target = [place[name] for name in own]
         self.notes = (*self.index.facts["notes"], *passed_over(self.folder, self.index))
@@ -97,27 +95,22 @@ def index_folder(folder: Path) -> FileIndex:
 
     The list comes from the cache if nothing has changed since, else from a scan.
     """
-    stem = hashlib.sha256(b"%d:%s" % (_RULES, os.fsencode(folder.resolve()))).hexdigest()[:24]
     cache = cache_folder()
-    for path in sorted(cache.glob(f"{stem}-*.index"), reverse=True) if cache else []:
+    key = hashlib.sha256(b"%d:%s" % (_RULES, os.fsencode(folder.resolve()))).hexdigest()[:24]
+    path = cache / f"{key}.index" if cache else None
+    if path is not None and path.is_file():
         try:
             index = FileIndex.open(path)
-        except (OSError, ValueError):
-            continue  # removed by another process, or damaged
-        if _unchanged(folder, index.facts["folders"]):
-            return index
-    started = time.time()
+            if _unchanged(folder, index.facts["folders"]):
+                return index
+        except (OSError, ValueError) as error:
+            log.warning("%s; the folder is listed anew", error)
     index = scan(folder)
-    newest = max(index.facts["folders"].values()) / 1e9
-    if cache is None or newest > started - _SETTLED:
-        return index
-    try:
-        index = index.save(cache / f"{stem}-{time.time_ns()}.index")
-    except OSError as error:
-        log.info("the list of %s is not kept: %s", folder, error)
-        return index
-    for path in sorted(cache.glob(f"{stem}-*.index"), reverse=True)[_KEPT:]:
-        path.unlink(missing_ok=True)
+    if path is not None:
+        try:
+            index.save(path)
+        except OSError as error:
+            log.info("the list of %s is not kept: %s", folder, error)
     return index
 
 
@@ -152,9 +145,9 @@ def scan(folder: Path) -> FileIndex:
     log.info("listing the images in %s", folder)
     names, targets, notes = [], [], []
     endings: Counter[str] = Counter()
-    folders = {"": folder.stat().st_mtime_ns}
+    folders = {"": _stamp(folder.stat(), os.listdir(os.fsencode(folder)))}
     classes = class_folders(folder)
-    with ThreadPoolExecutor(8) as pool:  # most of the time is the file system's
+    with ThreadPoolExecutor(_THREADS) as pool:
         for target, found in enumerate(pool.map(lambda name: _scan_class(folder, name), classes)):
             names += found.names
             targets += [target] * len(found.names)
@@ -172,13 +165,13 @@ def passed_over(place: Path, index: FileIndex) -> list[str]:
     """Return a note on the files that are left out because of their endings, if there are any."""
     others = index.facts["other_endings"]
     count = sum(number for _, number in others)
-    listed = _some([f"{ending} {number}" for ending, number in others])
+    listed = some([f"{ending} {number}" for ending, number in others])
     return [f"{place}: files passed over for their endings ({count}): {listed}"] if count else []
 
 
 class _Class(NamedTuple):
     names: list[bytes]  # relative to the split's folder
-    folders: dict[str, int]  # each folder's modification time, in nanoseconds
+    folders: dict[str, list[int]]  # each folder's stamp
     notes: list[str]
     endings: Counter[str]  # of the files that are passed over
 
@@ -198,8 +191,10 @@ def _scan_class(folder: Path, name: str) -> _Class:
             )
             continue
         visited.add(_identity(status))
-        found.folders[os.fsdecode(relative)] = status.st_mtime_ns
-        for entry in os.scandir(root + b"/" + relative):
+        entries = list(os.scandir(root + b"/" + relative))
+        stamp = _stamp(status, [entry.name for entry in entries])
+        found.folders[os.fsdecode(relative)] = stamp
+        for entry in entries:
             if entry.name.startswith(b"."):
                 continue
             if _is_folder(entry):
@@ -225,14 +220,24 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         return False
 
 
-def _unchanged(folder: Path, folders: dict[str, int]) -> bool:
+def _stamp(status: os.stat_result, names: list[bytes]) -> list[int]:
+    """Return a folder's modification time in nanoseconds, its number of entries and their hash."""
+    digest = hashlib.sha256(b"/".join(sorted(names))).digest()
+    return [status.st_mtime_ns, len(names), int.from_bytes(digest[:16])]
+
+
+def _unchanged(folder: Path, folders: dict[str, list[int]]) -> bool:
+    root = os.fsencode(folder) + b"/"
+    stamps = [(root + os.fsencode(name), stamp) for name, stamp in folders.items()]
+
+    def same(pair: tuple[bytes, list[int]]) -> bool:
+        return _stamp(os.stat(pair[0]), os.listdir(pair[0])) == pair[1]
+
     try:
-        return all(
-            os.stat(folder / name).st_mtime_ns == changed for name, changed in folders.items()
-        )
+        # Times first: they are soon compared.
+        if any(os.stat(path).st_mtime_ns != stamp[0] for path, stamp in stamps):
+            return False
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return all(pool.map(same, stamps))
     except OSError:
         return False
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,18 +1,20 @@
 """Images in tar files, each read by one pread: no untarring, one open file for thousands of images.
 
 Beside the shards <split>-00000.tar, ... lies <split>.index, which says where each image is.
-`pack_split` makes both from an image folder; packing the same folder again resumes where the first
-run stopped.
+`pack_split` makes both from an image folder; packing the same folder again writes only the shards
+that are not there or whose files have changed.
 """
 
 import errno
 import io
 import os
 import tarfile
+import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,11 @@ from dkcls.data.transforms import Transform
 
 _HEADER = 512  # bytes before a member's data
 _KIND = 156  # index of the header byte that tells the kind of the member
+# Seconds. A file that changed so shortly before it was read may have the same times after another
+# change.
+SETTLED = 2.0
+# Arrays of the index: where each image is, and the times of its file when it was packed.
+_PLACES, _TIMES = ("shards", "offsets", "sizes"), ("modified", "changed")
 
 
 @DATASETS.register("tar")
@@ -61,9 +68,7 @@ class TarImages(EncodedImages):
         return len(self.index)
 
     def read(self, index: int) -> bytes:
-        shard, offset, size = (
-            int(self.index.extra[key][index]) for key in ("shards", "offsets", "sizes")
-        )
+        shard, offset, size = (int(self.index.extra[key][index]) for key in _PLACES)
         if shard not in self._files:
             self._files[shard] = os.open(
                 shard_path(self.root, self.split, shard), os.O_RDONLY | os.O_CLOEXEC
@@ -113,9 +118,10 @@ def _check_index(index: FileIndex, path: Path) -> None:
     The file may come from anywhere.
     """
     try:
-        shards, offsets, sizes = (index.extra[key] for key in ("shards", "offsets", "sizes"))
+        shards, offsets, sizes, *times = (index.extra[key] for key in (*_PLACES, *_TIMES))
         ends = np.array(index.facts["shard_bytes"], np.int64)
-        lengths = {len(array) for array in (index.ends, index.targets, shards, offsets, sizes)}
+        arrays = (index.ends, index.targets, shards, offsets, sizes, *times)
+        lengths = {len(array) for array in arrays}
         inside = (
             len(lengths) == 1
             and _within(shards, len(ends))
@@ -159,18 +165,26 @@ def _leads_outside(index: FileIndex) -> bytes | None:
     )
 
 
+class Packed(NamedTuple):
+    """The number of a split's shards, and of those among them that had to be written."""
+
+    shards: int
+    written: int
+
+
 def pack_split(
     source: ImageFolder,
     split: str,
     root: Path,
     images_per_shard: int,
     progress: Callable[[int], None] = lambda count: None,
-) -> int:
-    """Write <root>/<split>-00000.tar, ... and <split>.index; return the number of shards.
+) -> Packed:
+    """Write <root>/<split>-00000.tar, ... and <split>.index.
 
     A shard is written under another name, read back and compared with its files' checksums, and
-    only then renamed. Its part of the index lies beside it until all parts are joined. `progress`
-    is called with the number of images just done.
+    only then renamed. Its part of the index lies beside it until all parts are joined. A shard that
+    is there is kept if it holds the same files with the same content. `progress` is called with the
+    number of images just done.
     """
     if images_per_shard < 1:
         raise ValueError(f"images_per_shard must be positive, got {images_per_shard}")
@@ -185,40 +199,87 @@ def pack_split(
         for first in range(0, len(source), images_per_shard)
     ]
     paths = [shard_path(root, split, shard) for shard in range(len(shards))]
-    if _finished(source, range(len(source)), index_path(root, split), paths):
-        progress(len(source))
-        return len(paths)
-    parts = []
+    index = index_path(root, split)
+    before = _whole_index(index)
+    kept: list[FileIndex | None] = []
     for shard, (members, path) in enumerate(zip(shards, paths, strict=True)):
-        part = _finished(source, members, _part_path(path), [path])
-        if part is None:
-            part = _write(source, members, path, shard, progress)
-        else:
-            progress(len(members))
-        parts.append(part)
-    _join(source, parts).save(index_path(root, split))
+        kept.append(_kept(source, members, path, before and _part_of(before, shard)))
+        progress(len(members) if kept[-1] is not None else 0)
+    missing = kept.count(None)
+    if missing:
+        for part, path in zip(kept, paths, strict=True):
+            if part is not None:
+                part.save(_part_path(path))
+        index.unlink(missing_ok=True)  # it does not fit the shards that are written from now on
+    parts = [
+        _write(source, members, path, shard, progress) if part is None else part
+        for shard, (members, path, part) in enumerate(zip(shards, paths, kept, strict=True))
+    ]
+    joined = _join(source, parts)
+    if before is None or missing or joined.checksum != before.checksum:
+        joined.save(index)
     for path in paths:
-        _part_path(path).unlink()
-    return len(paths)
+        _part_path(path).unlink(missing_ok=True)
+    return Packed(len(paths), missing)
 
 
 def _part_path(shard: Path) -> Path:
     return shard.with_suffix(".part")
 
 
-def _finished(
-    source: ImageFolder, members: Sequence[int], index: Path, shards: list[Path]
-) -> FileIndex | None:
-    """Return the index if the file lists these images and the shards are complete, else None."""
+def _whole_index(path: Path) -> FileIndex | None:
     try:
-        found = FileIndex.open(index)
-        whole = [path.stat().st_size for path in shards] == found.facts["shard_bytes"]
+        index = FileIndex.open(path)
+        _check_index(index, path)
     except (OSError, ValueError):
         return None
-    same = len(found) == len(members) and all(
-        found.name(i) == source.index.name(member) for i, member in enumerate(members)
-    )
-    return found if whole and same else None
+    return index
+
+
+def _part_of(index: FileIndex, shard: int) -> FileIndex | None:
+    """Return the rows of a shard; None if there is no such shard."""
+    rows = np.flatnonzero(index.extra["shards"] == shard).tolist()
+    if not rows:
+        return None
+    names = [index.name(row) for row in rows]
+    facts = {"shard_bytes": index.facts["shard_bytes"][shard : shard + 1]}
+    places = {key: index.extra[key][rows] for key in (*_PLACES, *_TIMES)}
+    return FileIndex.build(names, index.targets[rows].tolist(), facts, **places)
+
+
+def _kept(
+    source: ImageFolder, members: Sequence[int], path: Path, part: FileIndex | None
+) -> FileIndex | None:
+    """Return the part of the index, given or in a file, that says the shard is still right."""
+    with suppress(OSError, ValueError):
+        part = FileIndex.open(_part_path(path))
+    return part if part is not None and _is_same(source, members, path, part) else None
+
+
+def _is_same(source: ImageFolder, members: Sequence[int], path: Path, part: FileIndex) -> bool:
+    """Return whether the shard holds these files, with the content that they have now."""
+    if not path.is_file() or [path.stat().st_size] != part.facts["shard_bytes"]:
+        return False
+    if [part.name(i) for i in range(len(part))] != [source.index.name(i) for i in members]:
+        return False
+    with path.open("rb", buffering=0) as file:
+        return all(
+            _is_same_content(source.name(member), part, i, file.fileno())
+            for i, member in enumerate(members)
+        )
+
+
+def _is_same_content(name: str, part: FileIndex, i: int, shard: int) -> bool:
+    _, offset, size, *times = (int(part.extra[key][i]) for key in (*_PLACES, *_TIMES))
+    status = os.lstat(name)
+    if status.st_size != size:
+        return False
+    return times == _times(status) or _read_plain(name) == os.pread(shard, size, offset)
+
+
+def _times(status: os.stat_result) -> list[int]:
+    """Return the times of the last change of content and of anything, in nanoseconds."""
+    return [status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _write(
@@ -229,21 +290,25 @@ def _write(
     progress: Callable[[int], None],
 ) -> FileIndex:
     temporary = path.with_suffix(".tmp")
-    checksums = []
+    checksums, times = [], []
     with temporary.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for member in members:
+                status = os.lstat(source.name(member))  # before: a change after it is seen
                 data = _read_plain(source.name(member))
                 info = tarfile.TarInfo(os.fsdecode(source.index.name(member)))
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
                 checksums.append(zlib.crc32(data))
+                settled = max(_times(status)) < (time.time() - SETTLED) * 1e9
+                times.append(_times(status) if settled else [0, 0])
                 progress(1)
         file.flush()
         os.fsync(file.fileno())
-    part = _verified(source, members, temporary, checksums, shard)
+    part = _verified(source, members, temporary, checksums, shard, times)
     os.replace(temporary, path)
-    return part.save(_part_path(path))
+    part.save(_part_path(path))
+    return part
 
 
 def _read_plain(path: str) -> bytes:
@@ -261,7 +326,12 @@ def _read_plain(path: str) -> bytes:
 
 
 def _verified(
-    source: ImageFolder, members: Sequence[int], path: Path, checksums: list[int], shard: int
+    source: ImageFolder,
+    members: Sequence[int],
+    path: Path,
+    checksums: list[int],
+    shard: int,
+    times: list[list[int]],
 ) -> FileIndex:
     """Check the shard against the checksums and return its part of the index."""
     names, offsets, sizes = [], [], []
@@ -279,17 +349,17 @@ def _verified(
         "shards": np.full(len(names), shard),
         "offsets": np.array(offsets),
         "sizes": np.array(sizes),
+        **dict(zip(_TIMES, np.array(times, np.int64).T, strict=True)),
     }
     return FileIndex.build(names, targets, {"shard_bytes": [path.stat().st_size]}, **places)
 
 
 def _join(source: ImageFolder, parts: list[FileIndex]) -> FileIndex:
     names = [part.name(i) for part in parts for i in range(len(part))]
-    targets = [target for part in parts for target in part.targets.tolist()]
+    targets = [source.target(i) for i in range(len(source))]
     shard_bytes = [size for part in parts for size in part.facts["shard_bytes"]]
     places = {
-        key: np.concatenate([part.extra[key] for part in parts])
-        for key in ("shards", "offsets", "sizes")
+        key: np.concatenate([part.extra[key] for part in parts]) for key in (*_PLACES, *_TIMES)
     }
     other_endings = source.index.facts["other_endings"]
     facts = {

@@ -73,10 +73,6 @@ class Detection(Task):
                 "task=detection needs data with boxes, coco or deformed_detection, "
                 f"got data.name={config.data.name}"
             )
-        if train_set.class_names != val_set.class_names:
-            raise UserError(
-                f"data: {config.data.root} has other categories to train on than to validate on"
-            )
         taken = detector_input(config.data, own, train_set)
         logger.info("images: %s", taken)
         classes = train_set.num_classes

@@ -3,13 +3,15 @@
 import logging
 import os
 import pickle
+import shutil
 import time
-from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 
+from dkcls import files
 from dkcls.data import create_loader
 from dkcls.data.check import check
 from dkcls.data.dataset import BadFile
@@ -23,7 +25,7 @@ OLD = time.time() - 1000
 
 
 def make_old(root):
-    """Make folders old, as only folders that have not changed for a while are remembered."""
+    """Give all folders one time, as images of containers and archives do."""
     for path, _, _ in os.walk(root):
         os.utime(path, (OLD, OLD))
 
@@ -85,13 +87,13 @@ def test_a_folder_without_images_is_refused_in_one_sentence(tmp_path, make):
 def test_the_list_is_remembered_until_a_folder_changes(folder, monkeypatch):
     nested = folder / "train" / "class0" / "deeper"
     nested.mkdir()
-    make_old(folder)
     first = dataset_of(folder)
-    assert first.index.path is not None
     with monkeypatch.context() as patch:
         patch.setattr(module, "scan", lambda folder: pytest.fail("listed again"))
         again = dataset_of(folder)
     assert [again.name(i) for i in range(len(again))] == [first.name(i) for i in range(len(first))]
+    os.utime(nested)
+    assert labels(dataset_of(folder)) == labels(first)
     photograph(9).save(nested / "new.jpg")
     assert len(dataset_of(folder)) == 23
     (folder / "train" / "class1" / "001.jpg").unlink()
@@ -100,62 +102,123 @@ def test_the_list_is_remembered_until_a_folder_changes(folder, monkeypatch):
     assert dataset_of(folder).num_classes == 4
 
 
-def test_a_folder_that_changed_just_now_is_not_remembered(folder, cache):
-    assert dataset_of(folder).index.path is None
-    assert list(cache.glob("*")) == []
-
-
-def test_only_the_last_lists_are_kept(folder, cache):
-    paths = []
-    for number in range(5):
+def test_of_each_folder_one_list_is_kept(folder, cache):
+    for number in range(3):
         photograph(number).save(folder / "train" / "class0" / f"new{number}.jpg")
-        make_old(folder)
-        os.utime(folder / "train", (OLD + number, OLD + number))
-        paths.append(dataset_of(folder).index.path)
-    assert sorted(cache.glob("*")) == paths[2:]
+        assert len(dataset_of(folder)) == 23 + number
+    dataset_of(folder, "val")
+    assert len(list(cache.iterdir())) == 2
 
 
-def test_a_list_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    path = tmp_path / "x.index"
-    FileIndex.build([b"before"], [0], {}).save(path)
+def rename_a_file(root):
+    (root / "class1/001.jpg").rename(root / "class1/zzz.jpg")
 
-    def write_half(file, data):
-        with file.open("wb") as opened:
-            opened.write(data[: len(data) // 2])
+
+def add_a_file(root):
+    photograph(1).save(root / "class2/deeper/new.jpg")
+
+
+def rename_a_class(root):
+    (root / "class0").rename(root / "class3")
+
+
+def exchange_classes(root):
+    (root / "class0").rename(root / "x")
+    (root / "class1").rename(root / "class0")
+    (root / "x").rename(root / "class1")
+
+
+@pytest.mark.parametrize("change", [rename_a_file, add_a_file, rename_a_class, exchange_classes])
+def test_a_list_of_other_files_is_not_used_where_times_never_change(folder, change):
+    """As in images of containers and in archives, which give every folder the same time."""
+    root = folder / "train"
+    (root / "class2/deeper").mkdir()
+    make_old(folder)
+    before = labels(dataset_of(folder))
+    change(root)
+    make_old(folder)
+    expected = labels_of_files(root)
+    assert expected != before
+    assert labels(dataset_of(folder)) == expected
+
+
+def labels(dataset):
+    return [(dataset.name(i), dataset.target(i)) for i in range(len(dataset))]
+
+
+def labels_of_files(root):
+    """Return path and class of each image, in their order, as the layout says it."""
+    classes = sorted(path.name for path in root.iterdir())
+    files = sorted(path.relative_to(root) for path in root.rglob("*.jpg"))
+    return [(str(root / file), classes.index(file.parts[0])) for file in files]
+
+
+def test_a_list_that_cannot_be_written_leaves_the_one_before(folder, cache, monkeypatch):
+    expected = labels(dataset_of(folder))
+    (path,) = cache.iterdir()
+    before = path.read_bytes()
+    (folder / "train/class0/000.jpg").unlink()
+
+    def full_disk(descriptor):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", write_half)
-    with pytest.raises(OSError, match="No space left"):
-        FileIndex.build([b"after"], [0], {}).save(path)
-    assert FileIndex.open(path).name(0) == b"before"
+    monkeypatch.setattr(files.os, "fsync", full_disk)
+    assert labels(dataset_of(folder)) == expected[1:]
+    assert [each.read_bytes() for each in cache.iterdir()] == [before]
 
 
-def test_a_damaged_list_is_made_anew(folder, cache):
-    make_old(folder)
+def flipped(data, random):
+    place = random.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ 1 << random.randrange(8)]) + data[place + 1 :]
+
+
+DAMAGE = {
+    "nonsense": lambda data, random: b"nonsense",
+    "empty": lambda data, random: b"",
+    "cut": lambda data, random: data[: random.randrange(len(data))],
+    "longer": lambda data, random: data + b"x",
+    "a flipped bit": flipped,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_list_is_made_anew(folder, cache, kind):
+    expected, random = labels(dataset_of(folder)), Random(0)
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    for _ in range(40 if kind == "a flipped bit" else 1):
+        path.write_bytes(DAMAGE[kind](whole, random))
+        assert labels(dataset_of(folder)) == expected
+        assert [each.read_bytes() for each in cache.iterdir()] == [whole]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_keeps_the_list_that_it_opened(folder, cache, workers):
     dataset_of(folder)
-    (path,) = cache.glob("*")
-    path.write_bytes(b"nonsense")
-    assert len(dataset_of(folder)) == 22
+    loader = create_loader(dataset_of(folder), 4, training=False, workers=workers)
+    expected = list(create_loader(dataset_of(folder), 4, training=False))
+    for path in cache.iterdir():
+        os.truncate(path, 10)  # in its place: what is mapped from the file is gone too
+    shutil.rmtree(cache)
+    assert_same_batches(list(loader), expected)
 
 
 def test_without_a_cache_folder_it_works_all_the_same(folder, monkeypatch, tmp_path):
-    make_old(folder)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
-    assert dataset_of(folder).index.path is None
+    assert len(dataset_of(folder)) == 22
 
 
-def test_a_worker_is_sent_the_path_of_the_list_not_the_list(folder):
+def test_a_worker_shares_the_memory_of_the_list():
     names = [b"class/%012d.jpg" % i for i in range(20_000)]
-    index = FileIndex.build(names, [0] * 20_000, {"class_names": ["class"]}).save(
-        folder / "x.index"
-    )
-    assert len(pickle.dumps(index)) < 1000
-    copy = pickle.loads(pickle.dumps(index))
+    index = FileIndex.build(names, range(20_000), {"class_names": ["class"]})
+    sent = pickle.dumps(index)
+    assert len(sent) < 1000
+    copy = pickle.loads(sent)
     assert [copy.name(i) for i in (0, 1, 19_999)] == [names[0], names[1], names[-1]]
-    make_old(folder)
-    assert len(pickle.dumps(dataset_of(folder))) < 5000
+    assert copy.targets.tolist() == list(range(20_000))
+    assert os.path.samestat(os.fstat(copy._file.fileno()), os.fstat(index._file.fileno()))
 
 
 def break_files(folder):
@@ -306,12 +369,10 @@ def test_files_with_other_endings_are_counted(folder):
         path.parent.mkdir(exist_ok=True)
         photograph(1).save(path, "jpeg")
     (folder / "train" / "class2" / "x.jp2").touch()
-    make_old(folder)
     expected = (f"{folder}/train: files passed over for their endings (6): .gif 3, .jp2 2, none 1",)
     for _ in range(2):  # listed, and then remembered
         dataset = dataset_of(folder)
         assert (dataset.notes, len(dataset)) == (expected, 23)
-    assert dataset.index.path is not None
     assert dataset_of(folder, "val").notes == ()
 
 

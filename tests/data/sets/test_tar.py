@@ -1,6 +1,8 @@
 """Packing: tar shards give what is in the folder, and a second run resumes the first."""
 
+import os
 import tarfile
+from random import Random
 
 import numpy as np
 import pytest
@@ -18,15 +20,16 @@ from tests.data.common import assert_same_batches, make_dataset, photograph
 def packed(folder, root, split="train", per_shard=9):
     source = ImageFolder(folder, split, EvalTransform(16), 16)
     done = []
-    shards = pack_split(source, split, root, per_shard, done.append)
+    found = pack_split(source, split, root, per_shard, done.append)
     assert sum(done) == len(source)
-    return shards
+    return found
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_those_of_the_folder(shared_folder, tmp_path, workers):
-    assert packed(shared_folder, tmp_path) == 3
-    assert packed(shared_folder, tmp_path, "val") == 1
+    assert packed(shared_folder, tmp_path) == (3, 3)
+    assert packed(shared_folder, tmp_path, "val") == (1, 1)
+    assert packed(shared_folder, tmp_path, "val") == (1, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "train-00000.tar",
         "train-00001.tar",
@@ -107,6 +110,114 @@ def test_a_changed_folder_is_packed_again(folder, tmp_path):
     assert len(make_dataset("tar", tmp_path / "tar")) == 23
 
 
+@pytest.mark.parametrize(("same_size", "settled"), [(True, 2.0), (True, -1.0), (False, -1.0)])
+def test_changed_content_is_packed_again(folder, tmp_path, monkeypatch, same_size, settled):
+    """A file is replaced by another under the same name, with the same time."""
+    monkeypatch.setattr(module, "SETTLED", settled)
+    packed(folder, tmp_path / "tar")
+    changed = folder / "train/class1/010.jpg"
+    content, times = changed.read_bytes(), changed.stat()
+    content = content[:-20] + bytes(18) + content[-2:] if same_size else content + b"more"
+    changed.write_bytes(content)
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tar").glob("*.tar")}
+    packed(folder, tmp_path / "tar")
+    assert_packed(folder, tmp_path / "tar")
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tar").glob("*.tar")}
+    assert [name for name in sorted(after) if after[name] != before[name]] == ["train-00001.tar"]
+
+
+def assert_packed(folder, root, split="train"):
+    """Check that the shards hold the folder's files, with its classes."""
+    dataset = make_dataset("tar", root, split)
+    files = sorted(folder.glob(f"{split}/*/*.jpg"))
+    assert [dataset.index.name(i).decode() for i in range(len(dataset))] == [
+        str(path.relative_to(folder / split)) for path in files
+    ]
+    assert [dataset.read(i) for i in range(len(dataset))] == [path.read_bytes() for path in files]
+    classes = sorted(path.name for path in (folder / "train").iterdir())
+    assert dataset.class_names == classes
+    assert [dataset.target(i) for i in range(len(dataset))] == [
+        classes.index(path.parent.name) for path in files
+    ]
+
+
+def test_a_class_that_is_added_is_one_of_every_split_that_is_packed_again(folder, tmp_path):
+    for split in ("train", "val"):
+        packed(folder, tmp_path / "tar", split)
+    before = (tmp_path / "tar/val-00000.tar").stat().st_mtime_ns
+    (folder / "train/aardvark").mkdir()
+    photograph(1).save(folder / "train/aardvark/x.jpg")
+    for split in ("train", "val"):
+        packed(folder, tmp_path / "tar", split)
+        assert_packed(folder, tmp_path / "tar", split)
+    after = (tmp_path / "tar/val-00000.tar").stat().st_mtime_ns
+    assert after == before  # its files are the same
+
+
+def test_shards_of_an_interrupted_run_get_the_classes_of_the_next(folder, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_join", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            packed(folder, tmp_path / "tar", "val")
+    (folder / "train/aardvark").mkdir()
+    packed(folder, tmp_path / "tar", "val")
+    assert_packed(folder, tmp_path / "tar", "val")
+
+
+def test_no_index_is_left_that_shards_do_not_fit(folder, tmp_path, monkeypatch):
+    """Two files change places, and packing is interrupted: all sizes are as before."""
+    packed(folder, tmp_path / "tar")
+    one, other = (folder / "train" / name for name in ("class0/000.jpg", "class2/020.jpg"))
+    content = one.read_bytes(), other.read_bytes()
+    one.write_bytes(content[1])
+    other.write_bytes(content[0])
+    write = module._write
+
+    def stop_after_one(*arguments):
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_write", stop_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        packed(folder, tmp_path / "tar")
+    with pytest.raises(UserError, match=r"there is no .*train\.index"):
+        make_dataset("tar", tmp_path / "tar")
+    monkeypatch.undo()
+    assert packed(folder, tmp_path / "tar") == (3, 1)  # one is done, one holds the same as before
+    assert_packed(folder, tmp_path / "tar")
+
+
+def test_what_was_packed_is_not_read_again_while_its_times_are_the_same(
+    folder, tmp_path, monkeypatch
+):
+    read, names = module._read_plain, []
+    monkeypatch.setattr(module, "_read_plain", lambda name: names.append(name) or read(name))
+    for settled, again in ((2.0, 22), (-1.0, 0)):  # files of this moment count as old, or not
+        monkeypatch.setattr(module, "SETTLED", settled)
+        packed(folder, tmp_path / f"tar{settled}")
+        names.clear()
+        assert packed(folder, tmp_path / f"tar{settled}") == (3, 0)
+        assert len(names) == again
+    os.utime(folder / "train/class0/000.jpg")
+    assert packed(folder, tmp_path / "tar-1.0") == (3, 0)
+    assert names == [str(folder / "train/class0/000.jpg")]
+
+
+def test_a_damaged_index_is_refused_and_packed_again(shared_folder, tmp_path):
+    packed(shared_folder, tmp_path)
+    path = tmp_path / "train.index"
+    content, random = path.read_bytes(), Random(0)
+    for _ in range(60):
+        place = random.randrange(len(content))
+        flip = bytes([content[place] ^ 1 << random.randrange(8)])
+        path.write_bytes(content[:place] + flip + content[place + 1 :])
+        with pytest.raises(UserError, match=r"train\.index is damaged"):
+            make_dataset("tar", tmp_path)
+    packed(shared_folder, tmp_path)
+    assert_packed(shared_folder, tmp_path)
+
+
 def test_an_image_that_moved_to_another_class_is_packed_again(folder, tmp_path):
     packed(folder, tmp_path / "tar")
     (folder / "train/class0/000.jpg").rename(folder / "train/class1/000.jpg")
@@ -117,6 +228,14 @@ def test_an_image_that_moved_to_another_class_is_packed_again(folder, tmp_path):
         str(path.relative_to(folder / "train")) for path in folder.glob("train/*/*")
     )
     assert [dataset.target(index) for index in range(22)] == [int(name[5]) for name in names]
+
+
+def test_an_image_that_was_renamed_is_packed_again(folder, tmp_path):
+    """It keeps its place in the order, and all content is as before."""
+    packed(folder, tmp_path / "tar")
+    (folder / "train/class1/010.jpg").rename(folder / "train/class1/011.jpg")
+    assert packed(folder, tmp_path / "tar") == (3, 1)
+    assert_packed(folder, tmp_path / "tar")
 
 
 def test_what_does_not_read_back_is_not_kept(shared_folder, tmp_path, monkeypatch):
