@@ -161,13 +161,12 @@ def check_section(section: DictConfig, default: DictConfig, words: Iterable[str]
 
 def _check_part(part: str, config: DictConfig, table: Mapping[str, Any], typed: Any) -> None:
     try:
-        values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+        values: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     except OmegaConfBaseException as error:
         raise UserError(f"hydra.{part}: {str(error).splitlines()[0]}") from error
-    target = values.pop("_target_", None) if isinstance(values, dict) else None
-    if not isinstance(values, dict) or target not in table:
+    target = str(values.pop("_target_", None) if isinstance(values, dict) else None)
+    if target not in table:
         _refuse(part)
-        return
     for key, value in values.items():
         name = f"{part}.{key}"
         if key not in table[target]:
