@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dkcls.engine.safe_load import safe_load
 from dkcls.files import DamagedFile, read_hashed, save_hashed, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,8 @@ def read(path: Path, *, need_hash: bool = True) -> dict[str, Any]:
     data = read_hashed(path, need_hash=need_hash)
     path = path.resolve()
     try:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # of any kind, in a file that is damaged
+        state = safe_load(data)
+    except ValueError as error:
         raise DamagedFile(f"{path} is not a checkpoint that is safe to load") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise DamagedFile(f"{path} is not a checkpoint of dkcls (format {FORMAT})")
