@@ -176,8 +176,11 @@ def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
             if world.is_main:
                 is_best = trainer.best.get("step") == trainer.step and not trainer.evaluation_due
                 checkpoints.link(path, best=is_best)
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is not a checkpoint of this network: {error}") from error
+        except ValueError as error:
+            raise UserError(
+                f"{path} is not a checkpoint of this run: {error}; remove it to resume from the "
+                "one before it, or give another name=..."
+            ) from error
         except (DamagedFile, OSError) as error:
             raise UserError(str(error)) from error
     steps = f"step {trainer.step} of {trainer.total_steps}"
