@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from dkcls.engine.safe_load import safe_load
-from dkcls.files import DamagedFile, read_hashed, save_hashed, sync_folder
+from dkcls.files import (
+    DamagedFile,
+    is_plain,
+    read_hashed,
+    save_hashed,
+    sync_folder,
+    temporary_path,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +97,7 @@ class Checkpoints:
             self._link("best.pt", path)
 
     def _link(self, name: str, path: Path) -> None:
-        temporary = self.run / f".{name}.tmp"
+        temporary = temporary_path(self.run / name)
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(path.relative_to(self.run))
         temporary.replace(self.run / name)
@@ -98,18 +105,19 @@ class Checkpoints:
 
     def _prune(self) -> None:
         kept = {(self.run / name).resolve() for name in ("last.pt", "best.pt")}
-        files = self.newest_first()
+        # A folder or a pipe is nobody's checkpoint, and not ours to remove.
+        files = [path for path in self.newest_first() if not path.exists() or path.is_file()]
         kept.update(
             path.resolve()
             for path in [path for path in files if "-trained" not in path.name][: self.keep]
         )
         for path in files:
-            # A folder is nobody's checkpoint, and not ours to remove.
-            if path.resolve() not in kept and not path.is_dir():
+            if path.resolve() not in kept:
                 path.unlink()
         # A process that was killed in here leaves a hash, or a part of a file.
         for path in self.folder.iterdir():
-            if path.suffix == ".tmp" or (
+            left = path.suffix == ".tmp" or (
                 path.suffix == ".sha256" and not path.with_suffix("").exists()
-            ):
+            )
+            if left and is_plain(path):
                 path.unlink()
