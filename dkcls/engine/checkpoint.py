@@ -77,6 +77,13 @@ class Checkpoints:
             found, key=lambda path: (int(found[path][1]), not found[path][2]), reverse=True
         )
 
+    @staticmethod
+    def step_of(path: Path) -> int:
+        """Return the step that a checkpoint's name says."""
+        match = NAME.fullmatch(path.name)
+        assert match is not None
+        return int(match[1])
+
     def load_newest(self) -> tuple[Path, dict[str, Any]] | None:
         """Return the newest good checkpoint, if there is any. Every bad one on the way is named."""
         for path in self.newest_first():

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dkcls.config import Config
+from dkcls.config.checks import check
 from dkcls.data import Loader, create_loader
 from dkcls.engine import distributed
 from dkcls.engine.checkpoint import Checkpoints, read
@@ -172,7 +173,10 @@ def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
         return
     with world.together():
         try:
-            trainer.load_state(found[1] if found else read(path))
+            state = found[1] if found else read(path)
+            name = checkpoints.step_of(path)
+            check("step", state.get("step"), state.get("step") == name, f"{name}, as its name says")
+            trainer.load_state(state)
             if world.is_main:
                 is_best = trainer.best.get("step") == trainer.step and not trainer.evaluation_due
                 checkpoints.link(path, best=is_best)
