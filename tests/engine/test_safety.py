@@ -11,6 +11,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from inspect import signature
 
+import onnx
 import pytest
 import timm
 import torch
@@ -262,6 +263,30 @@ def test_deep_json_in_an_export(honest, tmp_path):
     save_file({"a": torch.zeros(1)}, path, card)
     with pytest.raises(UserError, match=r"deep\.safetensors"):
         load(str(path))
+
+
+def test_an_onnx_file_must_map_images_to_its_classes(honest, tmp_path):
+    content = torch.load(honest, weights_only=True)
+    channels, size = content["input"]["channels"], content["input"]["image_size"]
+    for shape, good in (([channels, size, size], True), ([channels, 8, 8], False)):
+        nodes = [
+            onnx.helper.make_node("GlobalAveragePool", ["images"], ["pooled"]),
+            onnx.helper.make_node("Flatten", ["pooled"], ["logits"]),
+        ]
+        places = (("images", ["batch", *shape]), ("logits", ["batch", channels]))
+        ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in places]
+        graph = onnx.helper.make_graph(nodes, "x", ends[:1], ends[1:])
+        opset = [onnx.helper.make_opsetid("", 20)]
+        model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=9)
+        for classes in (["a"] * channels, ["a"] * 7):
+            card = {key: json.dumps(content[key]) for key in ("config", "input")}
+            onnx.helper.set_model_props(model, {**card, "classes": json.dumps(classes)})
+            onnx.save(model, tmp_path / "x.onnx")
+            if good and len(classes) == channels:
+                assert load(str(tmp_path / "x.onnx")).num_classes == channels
+                continue
+            with pytest.raises(UserError, match=r"x\.onnx does not hold the network"):
+                load(str(tmp_path / "x.onnx"))
 
 
 def test_timms_own_arguments_are_refused_by_name():

@@ -105,6 +105,14 @@ def test_nonsense_is_one_sentence_and_never_a_result(stopped, tmp_path):
         assert not (tmp_path / "runs/small/result.json").exists()
 
 
+def test_a_checkpoint_under_another_steps_name_is_not_believed(stopped, tmp_path):
+    config, state = stopped
+    config.out = f"{tmp_path}/runs"
+    checkpoint.write(tmp_path / "runs/small/checkpoints/step-00000002.pt", state)
+    with pytest.raises(UserError, match="step must be 2, as its name says, got 3"):
+        train(config)
+
+
 def torch_copy(value):
     """Copy dictionaries and lists, and leave tensors."""
     if isinstance(value, dict):
