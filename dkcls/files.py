@@ -94,8 +94,10 @@ def read_hashed(path: Path, *, need_hash: bool = True) -> bytes:
         data = read_plain(path)
         beside = hash_path(path)
         expected = read_plain(beside).split()[:1] if beside.exists() else None
-    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
-        raise DamagedFile(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    # RuntimeError: a link to itself; MemoryError: a file with holes, of any size.
+    except (OSError, RuntimeError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise DamagedFile(f"{path} cannot be read: {reason}") from error
     if expected is None and need_hash:
         raise DamagedFile(
             f"{path} has no {beside.name} beside it, so nothing tells whether it is whole"

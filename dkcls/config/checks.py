@@ -4,13 +4,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+SHORT = 200  # characters of a value in a sentence
 PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 def check(key: str, value: Any, good: bool, expected: str) -> None:
     """Raise ValueError unless `good`."""
     if not good:
-        raise ValueError(f"{key} must be {expected}, got {value!r}")
+        raise ValueError(f"{key} must be {expected}, got {short(value)}")
+
+
+def short(value: Any) -> str:
+    """Return a value in one line of a sentence, however large it is."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= SHORT else f"{text[:SHORT]} ..."
 
 
 def check_choice(key: str, value: Any, choices: Sequence[Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from dkcls.config.checks import PRECISIONS, check, check_choice, is_number
+from dkcls.config.checks import PRECISIONS, check, check_choice, is_number, short
 
 if TYPE_CHECKING:
     from dkcls.engine.trainer import Trainer
@@ -66,7 +66,7 @@ def check_tensors(key: str, found: Any, own: Mapping[str, Tensor]) -> None:
     """
     check(key, type(found), isinstance(found, dict), "a dictionary of tensors")
     if other := sorted(map(str, found.keys() ^ own.keys())):
-        raise ValueError(f"{key} must have the network's tensors, it differs in {other[0]}")
+        raise ValueError(f"{key} must have the network's tensors, it differs in {short(other[0])}")
     for name, tensor in own.items():
         _check_tensor(f"{key}.{name}", found[name], tensor)
 
@@ -76,7 +76,7 @@ def _check_tensor(key: str, found: Any, own: Tensor) -> None:
     got = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found)
     check(key, got, good, f"{own.dtype} {list(own.shape)}")
     finite = not found.is_floating_point() or bool(found.isfinite().all())
-    masked = not own.is_floating_point() or bool(own.isinf().any() and not found.isnan().any())
+    masked = not finite and bool(own.isinf().any() and not found.isnan().any())
     check(key, "NaN or infinity", finite or masked, "finite")
 
 
@@ -129,10 +129,9 @@ def _check_optimizer(found: Any, own: Mapping[str, Any], parameters: Sequence[Te
         good = type(index) is int and 0 <= index < len(parameters) and isinstance(values, dict)
         check("optimizer.state", index, good, f"of one of {len(parameters)} weights")
         for key, value in values.items():
-            name = f"optimizer.state.{index}.{key}"
-            if isinstance(value, Tensor) and value.dim():
+            name = f"optimizer.state.{index}.{short(key)}"
+            if key == "step":
+                number = value.item() if isinstance(value, Tensor) and not value.dim() else value
+                check(name, number, is_number(number), "a number")
+            elif value is not None:
                 _check_tensor(name, value, parameters[index])
-            else:
-                number = value.item() if isinstance(value, Tensor) else value
-                good = value is None or is_number(number)
-                check(name, number, good, "a number, or as large as the weight")

@@ -7,9 +7,10 @@ import pytest
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 
-from dkcls.cli.compose import compose
+from dkcls.cli.compose import compose, register
 from dkcls.cli.groups import config_folder
 from dkcls.cli.hydra_keys import KEYS, LAUNCHERS, SAMPLERS, SWEEPERS
 from dkcls.errors import UserError
@@ -161,6 +162,8 @@ def test_a_variable_of_the_environment_stays_as_it_is(tmp_path, monkeypatch, cap
 
 def test_a_job_in_another_process_is_checked_too():
     """A launcher composes it there, outside of dkcls' own functions."""
+    register()
+    Plugins.instance()  # which knows pkg://
     for folder in (str(config_folder()), f"file://{config_folder()}"):
         paths = ConfigSearchPathImpl()
         paths.append("hydra", "pkg://hydra.conf")

@@ -218,10 +218,13 @@ def test_a_network_takes_no_more_memory_than_its_file_has_bytes(honest, tmp_path
 
 
 def deflated(path, honest):
-    """A file that is a thousand times larger once it is read."""
+    """A file that is much larger once it is read."""
+    content = torch.load(honest, weights_only=True)
+    torch.save(content, path)
+    honest = path.rename(path.with_suffix(".good"))
     with zipfile.ZipFile(honest) as good, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bad:
         for name in good.namelist():
-            bad.writestr(name, bytes(2**28) if name.endswith("data/0") else good.read(name))
+            bad.writestr(name, bytes(2**24) if name.endswith("data/0") else good.read(name))
 
 
 def stretched(path, honest):
@@ -248,12 +251,21 @@ def sparse(path, honest):
     torch.save(torch.load(honest, weights_only=True) | {"x": torch.eye(3).to_sparse()}, path)
 
 
-@pytest.mark.parametrize("make", [deflated, stretched, repeated, called, sparse])
+@pytest.mark.parametrize("make", [stretched, repeated, called, sparse])
 def test_a_file_that_grows_as_it_is_read(honest, tmp_path, make):
     make(tmp_path / "evil.pt", honest)
     for read in (read_weights, partial(checkpoint.read, need_hash=False)):
         with pytest.raises((UserError, DamagedFile), match="safe to load"):
             read(tmp_path / "evil.pt")
+
+
+def test_a_zip_bomb_is_not_even_opened(honest, tmp_path, monkeypatch):
+    deflated(tmp_path / "evil.pt", honest)
+    opened = []
+    monkeypatch.setattr(torch, "load", lambda *args, **options: opened.append(args))
+    with pytest.raises(UserError, match="safe to load"):
+        read_weights(tmp_path / "evil.pt")
+    assert not opened
 
 
 def test_deep_json_in_an_export(honest, tmp_path):
