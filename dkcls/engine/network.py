@@ -162,7 +162,7 @@ def _read_checkpoint(path: Path, which: str) -> Weights:
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    good = isinstance(content, dict) and content
+    good = isinstance(content, dict)
     if not good or not all(type(k) is str and isinstance(v, Tensor) for k, v in content.items()):
         raise UserError(f"{path} does not hold a state dict")
     return content
