@@ -1,7 +1,10 @@
 """Files that are whole or absent: written aside, synced and renamed, some with a hash beside."""
 
+import errno
 import hashlib
+import itertools
 import os
+import stat
 from pathlib import Path
 
 from dkcls.errors import UserError
@@ -13,7 +16,7 @@ class DamagedFile(Exception):
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Write through a temporary file: `path` has the old content or the new, whatever happens."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_path(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -24,6 +27,32 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a name beside a path that nothing has, or a plain file that was left there."""
+    for number in itertools.count():
+        found = path.with_name(f".{path.name}.{number or ''}tmp")
+        if not os.path.lexists(found) or is_plain(found):
+            return found
+    raise AssertionError
+
+
+def is_plain(path: Path) -> bool:
+    """Return whether a file is there: no folder, link, pipe or device."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def read_plain(path: Path) -> bytes:
+    """Return a file's content; OSError for a pipe or a device, which might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which waits for nobody at a pipe
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        return file.read()
 
 
 def write_output(path: str | Path, data: bytes) -> None:
@@ -62,11 +91,13 @@ def read_hashed(path: Path, *, need_hash: bool = True) -> bytes:
     """
     try:
         path = path.resolve()
-        data = path.read_bytes()
+        data = read_plain(path)
         beside = hash_path(path)
-        expected = beside.read_bytes().split()[:1] if beside.exists() else None
-    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
-        raise DamagedFile(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
+        expected = read_plain(beside).split()[:1] if beside.exists() else None
+    # RuntimeError: a link to itself; MemoryError: a file with holes, of any size.
+    except (OSError, RuntimeError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise DamagedFile(f"{path} cannot be read: {reason}") from error
     if expected is None and need_hash:
         raise DamagedFile(
             f"{path} has no {beside.name} beside it, so nothing tells whether it is whole"

@@ -16,7 +16,6 @@ from PIL import Image
 
 import dkcls
 from dkcls.cli import command_line
-from dkcls.cli.compose import refuse_code
 from dkcls.config import TASK_CONFIGS
 from dkcls.data import DATASETS
 from dkcls.engine.checkpoint import read
@@ -285,25 +284,6 @@ def test_a_job_of_a_launcher_imports_the_plugin_and_logs(folder, run, monkeypatc
     assert len(logged(folder / "runs/jobs/job")) > 10
     (log,) = (folder / "runs/jobs/sweep/.submitit").rglob("*_log.err")
     assert "job: mobilenetv2_nano" in log.read_text()
-
-
-SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
-HYDRA = {
-    "launcher": {"_target_": SUBMITIT, "setup": None, "partition": "gpu"},
-    "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"},
-    "job_logging": {},
-    "hydra_logging": {},
-    "overrides": {"hydra": ["hydra/launcher=submitit_slurm"]},
-}
-
-
-def test_only_the_command_line_gives_a_launcher_shell_commands():
-    refuse_code(HYDRA)
-    setup = {"launcher": HYDRA["launcher"] | {"setup": ["module load cuda"]}}
-    with pytest.raises(UserError, match=r"setup must be given on the command line"):
-        refuse_code(HYDRA | setup)
-    given = {"overrides": {"hydra": ["hydra.launcher.setup=[module load cuda]"]}}
-    refuse_code(HYDRA | setup | given)
 
 
 def test_a_config_folder_of_ones_own(folder, run):

@@ -1,29 +1,36 @@
 """Configs from configs/ and overrides, by Hydra, which may run nothing that a config names."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from dkcls import cli
-from dkcls.cli import command_line
+from dkcls.cli import command_line, hydra_keys
 from dkcls.cli.groups import config_folder, groups, registered_datasets
 from dkcls.config import TASK_CONFIGS, Config, EvalConfig, TaskConfig, free_keys
 from dkcls.config.convert import to_config
 from dkcls.errors import UserError
 
-LOG_PARTS = ("handlers", "formatters", "filters", "loggers")
 LAUNCHERS = ("submitit", "joblib")  # packages that Hydra's launchers start jobs with
 SCHEMAS = {"train": Config, "eval": EvalConfig}
+
+_load = ConfigLoaderImpl.load_configuration
+_initialize = ConfigRepository.initialize_sources
+_ours = False  # while `guarded` runs
+_defaults: dict[str, DictConfig] = {}  # Hydra's own section, of an empty command line
 
 
 def register() -> None:
@@ -111,44 +118,40 @@ def run_name(experiment: str | None, overrides: Iterable[str]) -> str:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Let a config name nothing for Hydra to call but Hydra's own launchers and sweepers."""
-    load = ConfigLoaderImpl.load_configuration
-
-    def load_checked(*args: Any, **kwargs: Any) -> DictConfig:
-        config = load(*args, **kwargs)
-        refuse_code(OmegaConf.to_container(config.hydra, resolve=False))  # type: ignore[arg-type]
-        return config
-
-    setattr(ConfigLoaderImpl, "load_configuration", load_checked)  # noqa: B010
+    """Mark what Hydra composes in here as ours, so that its own section is checked."""
+    global _ours
+    before, _ours = _ours, True
     try:
         yield
     finally:
-        setattr(ConfigLoaderImpl, "load_configuration", load)  # noqa: B010
+        _ours = before
 
 
-def refuse_code(hydra: Mapping[str, Any]) -> None:
-    """Raise UserError if Hydra's own config names code.
+def _is_ours(paths: ConfigSearchPath) -> bool:
+    """Return whether a config is composed for us; in a launcher's process our folder tells it."""
+    found = [str(element.path).removeprefix("file://") for element in paths.get_path()]
+    return _ours or str(config_folder()) in found
 
-    Shell commands of a launcher's `setup` may come from the command line, not from a file.
-    """
-    for key in ("launcher", "sweeper"):
-        part = dict(hydra[key])
-        target = str(part.pop("_target_", ""))
-        own = target.startswith(("hydra._internal.core_plugins.", "hydra_plugins."))
-        if not own or "_target_" in str(part):
-            raise UserError(
-                f"hydra.{key} must be one of Hydra's own: a config may not name code to run"
-            )
-    given = hydra.get("overrides", {}).get("hydra", ())
-    if hydra["launcher"].get("setup") and not any("launcher.setup=" in word for word in given):
-        raise UserError(
-            "hydra.launcher.setup must be given on the command line: "
-            "a config may not name code to run"
-        )
-    if hydra.get("callbacks") or any(
-        hydra[key].get(part) for key in ("job_logging", "hydra_logging") for part in LOG_PARTS
-    ):
-        raise UserError(
-            "hydra.callbacks and Hydra's logging must be left alone: "
-            "a config may not name code to run"
-        )
+
+def _load_checked(
+    self: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *args: Any, **kwargs: Any
+) -> DictConfig:
+    config = _load(self, config_name, overrides, *args, **kwargs)
+    if _is_ours(self.config_search_path):
+        base = config_name if config_name in SCHEMAS else "train"
+        if base not in _defaults:
+            _defaults[base] = _load(self, base, [], RunMode.RUN).hydra
+        hydra_keys.check_section(config.hydra, _defaults[base], overrides)
+    return config
+
+
+def _initialize_checked(self: ConfigRepository, paths: ConfigSearchPath) -> None:
+    if _is_ours(paths):
+        found = [(str(element.provider), str(element.path)) for element in paths.get_path()]
+        hydra_keys.check_search_path(found)
+    _initialize(self, paths)
+
+
+# Set as this module is imported, which a launcher's process does before it composes a job's config.
+setattr(ConfigLoaderImpl, "load_configuration", _load_checked)  # noqa: B010
+setattr(ConfigRepository, "initialize_sources", _initialize_checked)  # noqa: B010

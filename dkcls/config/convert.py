@@ -30,14 +30,32 @@ def check_keys(values: Mapping[str, Any], kind: type) -> None:
 
 def from_dict(values: Mapping[str, Any]) -> Config:
     """Return the config that `Config.to_dict` came from, as in a checkpoint."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"config must be a dictionary, got {values!r}")
     task = values.get("task")
     name = task.get("name") if isinstance(task, Mapping) else None
     return merged(Config(task=task_config(str(name))()), values)
 
 
+def _check_literal(value: Any, key: str) -> None:
+    """Raise ValueError for what omegaconf would resolve, such as a variable of the environment."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            _check_literal(each, f"{key}.{name}")
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _check_literal(each, key)
+    elif isinstance(value, str) and "${" in value:
+        raise ValueError(f"{key} must not hold ${{, got {value!r}")
+
+
 def merged(config: T, values: Mapping[str, Any]) -> T:
-    """Return a config with other values for some of its keys. ValueError if they are wrong."""
+    """Return a config with other values for some of its keys. ValueError if they are wrong.
+
+    The values come from a file as well, so they are taken word for word: nothing is resolved.
+    """
     check_keys(values, type(config))
+    _check_literal(values, "config")
     try:
         schema = OmegaConf.structured(config)
         return OmegaConf.to_object(OmegaConf.merge(schema, dict(values)))  # type: ignore[return-value]

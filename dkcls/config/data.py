@@ -40,8 +40,8 @@ class DataConfig:
     worker_restarts: int = 3
 
     def __post_init__(self) -> None:
-        check_least("data.workers", self.workers, 0)
-        check_least("data.prefetch", self.prefetch, 1)
+        check("data.workers", self.workers, 0 <= self.workers <= 1024, "from 0 to 1024")
+        check("data.prefetch", self.prefetch, 1 <= self.prefetch <= 1024, "from 1 to 1024")
         check_least("data.worker_restarts", self.worker_restarts, 0)
         check("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "above 0 and at most 1")
         check_choice("data.interpolation", self.interpolation, ("bilinear", "bicubic", None))

@@ -33,7 +33,7 @@ class ModelConfig:
     drop_path_rate: float | None = None  # stochastic depth
     # further arguments of the layer that model.spatial names, as model.options.NAME=VALUE
     options: dict[str, Any] = field(default_factory=dict)
-    # further arguments of timm.create_model, as model.kwargs.NAME=VALUE
+    # further arguments of the network itself, as model.kwargs.NAME=VALUE; not timm's own
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:

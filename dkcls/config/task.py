@@ -51,6 +51,7 @@ class DetectionConfig(TaskConfig):
     def __post_init__(self) -> None:
         good = 0 < self.min_size <= self.max_size
         check("task.min_size", self.min_size, good, "above 0 and at most max_size")
+        check("task.max_size", self.max_size, self.max_size <= 8192, "at most 8192")
         for key in (
             "fpn_channels",
             "box_channels",

@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from dkcls.files import DamagedFile, read_hashed, save_hashed, sync_folder
+from dkcls.engine.safe_load import safe_load
+from dkcls.files import (
+    DamagedFile,
+    is_plain,
+    read_hashed,
+    save_hashed,
+    sync_folder,
+    temporary_path,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +44,8 @@ def read(path: Path, *, need_hash: bool = True) -> dict[str, Any]:
     data = read_hashed(path, need_hash=need_hash)
     path = path.resolve()
     try:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # of any kind, in a file that is damaged
+        state = safe_load(data)
+    except ValueError as error:
         raise DamagedFile(f"{path} is not a checkpoint that is safe to load") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise DamagedFile(f"{path} is not a checkpoint of dkcls (format {FORMAT})")
@@ -69,6 +77,13 @@ class Checkpoints:
             found, key=lambda path: (int(found[path][1]), not found[path][2]), reverse=True
         )
 
+    @staticmethod
+    def step_of(path: Path) -> int:
+        """Return the step that a checkpoint's name says."""
+        match = NAME.fullmatch(path.name)
+        assert match is not None
+        return int(match[1])
+
     def load_newest(self) -> tuple[Path, dict[str, Any]] | None:
         """Return the newest good checkpoint, if there is any. Every bad one on the way is named."""
         for path in self.newest_first():
@@ -89,7 +104,7 @@ class Checkpoints:
             self._link("best.pt", path)
 
     def _link(self, name: str, path: Path) -> None:
-        temporary = self.run / f".{name}.tmp"
+        temporary = temporary_path(self.run / name)
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(path.relative_to(self.run))
         temporary.replace(self.run / name)
@@ -97,18 +112,19 @@ class Checkpoints:
 
     def _prune(self) -> None:
         kept = {(self.run / name).resolve() for name in ("last.pt", "best.pt")}
-        files = self.newest_first()
+        # A folder or a pipe is nobody's checkpoint, and not ours to remove.
+        files = [path for path in self.newest_first() if not path.exists() or path.is_file()]
         kept.update(
             path.resolve()
             for path in [path for path in files if "-trained" not in path.name][: self.keep]
         )
         for path in files:
-            # A folder is nobody's checkpoint, and not ours to remove.
-            if path.resolve() not in kept and not path.is_dir():
+            if path.resolve() not in kept:
                 path.unlink()
         # A process that was killed in here leaves a hash, or a part of a file.
         for path in self.folder.iterdir():
-            if path.suffix == ".tmp" or (
+            left = path.suffix == ".tmp" or (
                 path.suffix == ".sha256" and not path.with_suffix("").exists()
-            ):
+            )
+            if left and is_plain(path):
                 path.unlink()

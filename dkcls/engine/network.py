@@ -7,10 +7,11 @@ them ever runs.
 import json
 import re
 import sys
-import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,17 +19,32 @@ import timm
 import torch
 from safetensors import SafetensorError, safe_open
 from timm.data import ImageNetInfo, resolve_data_config
-from timm.models import PretrainedCfg
+from timm.models import PretrainedCfg, build_model_with_cfg
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from dkcls.config import Config, ModelConfig
 from dkcls.engine.checkpoint import FORMAT, read
+from dkcls.engine.safe_load import safe_load
 from dkcls.engine.task import TASKS, Card, Input
 from dkcls.errors import UserError
 from dkcls.files import DamagedFile
-from dkcls.models.weights import load_weights_
+from dkcls.models.weights import check_same, load_weights_
 from dkcls.words import keywords, near
 
+BUILD_ERRORS = (
+    *(ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeError),
+    *(AssertionError, ArithmeticError),
+)
+# What timm itself takes, beside the network: files, addresses, another network around it.
+TIMMS_OWN = {
+    *signature(timm.create_model).parameters,
+    *signature(build_model_with_cfg).parameters,
+    *("pruned", "features_only", "out_indices", "feature_cls", "device", "dtype"),
+}
 NO_NAME = "model.name=NAME is needed: which network; or model.pretrained=CHECKPOINT for its own"
 
 
@@ -111,7 +127,8 @@ def _read_safetensors(path: Path) -> Weights:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if "dkcls" in metadata:
                 values = {k: json.loads(metadata[k]) for k in Card.KEYS if k in metadata}
-    except (SafetensorError, ValueError, OSError) as error:
+    # A RecursionError is JSON of lists in lists in lists.
+    except (SafetensorError, ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} is not a whole .safetensors file ({error})") from error
     return Weights(tensors, None if values is None else Card.parse(values, str(path)))
 
@@ -119,18 +136,15 @@ def _read_safetensors(path: Path) -> Weights:
 def _read_torch(path: Path, which: str) -> Weights:
     try:
         # Mapped, not read: a checkpoint of ours is read below, once, as the bytes that were hashed.
-        mapped = zipfile.is_zipfile(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # of any kind, in a file that is damaged
+        content = safe_load(path)
+    except ValueError as error:
         raise UserError(f"{path} is not a file of weights that is safe to load") from error
     if isinstance(content, dict) and content.get("format") == FORMAT:
         return _read_checkpoint(path, which)
     for key in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
-        raise UserError(f"{path} does not hold a state dict")
-    return Weights(content, None)
+    return Weights(_state_dict(content, path), None)
 
 
 def _read_checkpoint(path: Path, which: str) -> Weights:
@@ -144,9 +158,14 @@ def _read_checkpoint(path: Path, which: str) -> Weights:
             f"{path} has no moving average of the weights; weights=model or auto would use its own"
         )
     tensors = state.get("model") if which == "model" or average is None else average
-    if not isinstance(tensors, dict):
+    return Weights(_state_dict(tensors, path), Card.parse(state, str(path)))
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    good = isinstance(content, dict)
+    if not good or not all(type(k) is str and isinstance(v, Tensor) for k, v in content.items()):
         raise UserError(f"{path} does not hold a state dict")
-    return Weights(tensors, Card.parse(state, str(path)))
+    return content
 
 
 def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
@@ -161,6 +180,12 @@ def network_config(config: ModelConfig, weights: Weights | None) -> ModelConfig:
             f"{config.pretrained} does not say it"
         )
     trained = weights.card.config.model
+    card = weights.card
+    check_fit(
+        lambda: create_network(trained, len(card.classes), card.input.channels),
+        weights,
+        str(config.pretrained),
+    )
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     given = {name: value for name, value in values.items() if value is not None}
     merged = {"options": trained.options | config.options, "kwargs": trained.kwargs | config.kwargs}
@@ -210,13 +235,63 @@ def create_network(
 ) -> nn.Module:
     """Return a network with fresh weights."""
     name = check_name(config)
+    arguments = arguments_of(config)
     torch.manual_seed(seed)
     try:
-        return timm.create_model(
-            name, num_classes=num_classes, in_chans=channels, **config.arguments()
-        )
-    except (ValueError, TypeError, RuntimeError) as error:
+        return timm.create_model(name, num_classes=num_classes, in_chans=channels, **arguments)
+    except BUILD_ERRORS as error:
         raise UserError(f"model: {explain(error, name)}") from error
+
+
+def arguments_of(config: ModelConfig) -> dict[str, Any]:
+    """Return the keyword arguments of the network's own; UserError for one of timm's."""
+    for name in config.kwargs:
+        if name in TIMMS_OWN:
+            raise UserError(
+                f"model.kwargs.{name} must be left out: it is not the network's, but timm's, which "
+                "would read, fetch or write for it; model.pretrained=FILE starts from weights"
+            )
+    return config.arguments()
+
+
+def check_fit(build: Callable[[], nn.Module], weights: Weights, path: str) -> None:
+    """Raise UserError unless a file holds the weights of the network that it says it holds.
+
+    `build` makes the network as the file's card has it: here without memory for its weights, and
+    no further than the file's weights reach.
+    """
+    try:
+        with torch.device("meta"), _limited(weights.tensors.values()):
+            model = build()
+        check_same(model, weights.tensors)
+    except (ValueError, _TooLarge) as error:
+        raise UserError(f"{path} does not hold the network that it says: {error}") from error
+
+
+class _TooLarge(Exception):
+    """A network that is being built has more weights than it may have."""
+
+
+@contextmanager
+def _limited(tensors: Collection[Tensor]) -> Iterator[None]:
+    """Let no network be built with many more weights than these."""
+    left = {"tensors": 4 * len(tensors) + 1000, "numbers": 4 * sum(t.numel() for t in tensors)}
+    left["numbers"] += 2**24  # of small networks too, which are cut out of larger ones
+
+    def count(module: nn.Module, name: str, value: Tensor | None) -> None:
+        if value is not None:
+            left["tensors"] -= 1
+            left["numbers"] -= value.numel()
+            if min(left.values()) < 0:
+                raise _TooLarge("that network has many more weights than the file")
+
+    hooks = register_module_parameter_registration_hook(count)
+    buffers = register_module_buffer_registration_hook(count)
+    try:
+        yield
+    finally:
+        hooks.remove()
+        buffers.remove()
 
 
 def explain(error: Exception, name: str) -> str:

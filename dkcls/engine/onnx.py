@@ -57,7 +57,15 @@ def load_onnx(path: str) -> Network:
         )
     try:
         values = {key: json.loads(metadata[key]) for key in Card.KEYS}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} does not say what its network is: {error}") from error
     card = Card.parse(values, path)
+    shapes = [part.shape for part in (*model.session.get_inputs(), *model.session.get_outputs())]
+    size = card.input.image_size
+    expected = [[card.input.channels, size, size], [len(card.classes)]]
+    if [shape[1:] for shape in shapes] != expected:
+        raise UserError(
+            f"{path} does not hold the network that it says: one that maps images of "
+            f"{expected[0]} to {expected[1][0]} classes, got shapes {shapes}"
+        )
     return Network(path, model, len(card.classes), card.input, card.config, card.classes)

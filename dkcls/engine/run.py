@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dkcls.config import Config, changed_keys
+from dkcls.config.checks import check
 from dkcls.data import DataIdentity, Loader, create_loader
 from dkcls.engine import distributed
 from dkcls.engine.checkpoint import Checkpoints, read
@@ -175,13 +176,18 @@ def _resume(trainer: Trainer, run: RunDirectory, world: World) -> None:
     with world.together():
         try:
             state = found[1] if found else read(path)
+            name = checkpoints.step_of(path)
+            check("step", state.get("step"), state.get("step") == name, f"{name}, as its name says")
             check_same(state, trainer, path)
             trainer.load_state(state)
             if world.is_main:
                 is_best = trainer.best.get("step") == trainer.step and not trainer.evaluation_due
                 checkpoints.link(path, best=is_best)
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is not a checkpoint of this network: {error}") from error
+        except ValueError as error:
+            raise UserError(
+                f"{path} is not a checkpoint of this run: {error}; remove it to resume from the "
+                "one before it, or give another name=..."
+            ) from error
         except (DamagedFile, OSError) as error:
             raise UserError(str(error)) from error
     steps = f"step {trainer.step} of {trainer.total_steps}"

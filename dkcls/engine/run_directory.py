@@ -15,12 +15,18 @@ from typing import Any
 import yaml
 
 from dkcls.config import Config, changed_keys
+from dkcls.config.checks import is_number
 from dkcls.errors import UserError
-from dkcls.files import write_atomically
+from dkcls.files import read_plain, write_atomically
 
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "torchvision", "timm", "triton", "numba", "numpy", "hydra-core", "omegaconf")
+
+
+# What a run writes, beside its checkpoints; the links are files too.
+FILES = ("config.yaml", "versions.json", "metrics.jsonl", "result.json", "bad_files.txt", ".lock")
+LINKS = ("last.pt", "best.pt")
 
 
 class RunDirectory:
@@ -30,9 +36,20 @@ class RunDirectory:
         self.path = path
         self.metrics = path / "metrics.jsonl"
 
+    def check_names(self) -> None:
+        """Raise UserError for a folder, pipe or device that has the name of a file of a run's."""
+        for name in (*FILES, *LINKS, "checkpoints"):
+            path = self.path / name
+            is_dangling = name in LINKS and path.is_symlink() and not path.exists()
+            good = path.is_dir() if name == "checkpoints" else path.is_file() or is_dangling
+            if os.path.lexists(path) and not good:
+                ought = "a folder" if name == "checkpoints" else "a plain file"
+                raise UserError(f"{path} must be {ought}; remove it, or give another name=...")
+
     @contextmanager
     def hold(self) -> Iterator[None]:
         """The lock goes with the process, however it ends."""
+        self.check_names()
         with self._lock() as lock:
             with suppress(OSError):  # a full disk: the lock holds without a name
                 lock.truncate(0)
@@ -100,8 +117,9 @@ class RunDirectory:
 
     def result(self) -> dict[str, Any] | None:
         """What a finished run came to."""
+        self.check_names()
         file = self.path / "result.json"
-        return self._read(file, json.loads) if file.exists() else None
+        return self._read(file, parse_result) if file.exists() else None
 
     def finished(self, config: Config) -> dict[str, Any] | None:
         """Return the result if the run is finished, and was made with this config."""
@@ -121,15 +139,14 @@ class RunDirectory:
         """
         if not self.metrics.exists():
             return 0.0
-        lines = self.metrics.read_text(errors="replace").splitlines()
-        kept = [line for line in lines if _is_done(line, step, evaluation_due)]
-        self._write(self.metrics.name, "".join(f"{line}\n" for line in kept))
-        return json.loads(kept[-1]).get("seconds", 0.0) if kept else 0.0
+        kept = [line for line in read_metrics(self.metrics) if _is_done(line, step, evaluation_due)]
+        self._write(self.metrics.name, "".join(f"{json.dumps(line)}\n" for line in kept))
+        return kept[-1].get("seconds", 0.0) if kept else 0.0
 
     def _read(self, file: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         try:
-            content = parse(file.read_text())
-        except (OSError, ValueError, yaml.YAMLError):
+            content = parse(read_plain(file).decode())
+        except (OSError, ValueError, yaml.YAMLError, RecursionError):
             content = None
         if not isinstance(content, dict):
             raise UserError(
@@ -145,12 +162,33 @@ class RunDirectory:
             raise UserError(f"{self.path / name} cannot be written: {error.strerror}") from error
 
 
-def _is_done(line: str, step: int, evaluation_due: bool) -> bool:
-    """A line of metrics that will not be made again; one that a crash cut short will."""
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics.jsonl, without those that no run wrote or a crash cut short."""
+    lines = read_plain(Path(path)).decode(errors="replace").splitlines()
+    return [values for line in lines if (values := _parse_line(line)) is not None]
+
+
+def _parse_line(line: str) -> dict[str, Any] | None:
     try:
         values = json.loads(line)
-        return values["step"] < step or (
-            values["step"] == step and not (evaluation_due and values["kind"] == "val")
-        )
-    except (ValueError, KeyError, TypeError):
-        return False
+    except (ValueError, RecursionError):
+        return None
+    good = isinstance(values, dict) and type(values.get("kind")) is str
+    good = good and type(values.get("step")) is int and type(values.get("epoch", 0)) is int
+    return values if good and is_number(values.get("seconds", 0.0)) else None
+
+
+def parse_result(text: str) -> dict[str, Any]:
+    """Return a run's result; ValueError for what no run wrote."""
+    values = json.loads(text)
+    good = isinstance(values, dict) and type(values.get("name")) is str
+    good = good and all(key == "name" or type(v) in (int, float) for key, v in values.items())
+    if not good or not is_number(values.get("seconds")):
+        raise ValueError("it must have a name, seconds and metrics")
+    return values
+
+
+def _is_done(line: dict[str, Any], step: int, evaluation_due: bool) -> bool:
+    """Return whether a line of metrics will not be made again."""
+    due = evaluation_due and line["kind"] == "val"
+    return line["step"] < step or (line["step"] == step and not due)

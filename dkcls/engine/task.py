@@ -16,6 +16,7 @@ from dkcls.config import (
     ModelConfig,
     TaskConfig,
 )
+from dkcls.config.checks import check, check_choice, check_plain, is_number
 from dkcls.config.convert import from_dict
 from dkcls.data import Dataset, for_channels
 from dkcls.engine.distributed import World
@@ -24,6 +25,9 @@ from dkcls.registry import Registry
 
 if TYPE_CHECKING:
     from dkcls.engine.network import Network, Weights
+
+
+LARGEST = 4096  # pixels of an image's side that a network takes
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,20 @@ class Input:
     interpolation: str  # of resizing: bilinear, bicubic
     mean: list[float]
     std: list[float]
+
+    def __post_init__(self) -> None:
+        size, ratio = self.image_size, self.crop_ratio
+        check("input.channels", self.channels, self.channels in (1, 3), "1 or 3")
+        good = type(size) is int and 1 <= size <= LARGEST
+        check("input.image_size", size, good, f"a whole number from 1 to {LARGEST}")
+        check("input.crop_ratio", ratio, is_number(ratio) and 0 < ratio <= 1, "above 0, at most 1")
+        check_choice("input.interpolation", self.interpolation, ("bilinear", "bicubic"))
+        for key, values, least in (("mean", self.mean, 0), ("std", self.std, 1e-6)):
+            good = (
+                isinstance(values, list) and len(values) in (1, 3) and all(map(is_number, values))
+            )
+            good = good and all(least <= value <= 1 for value in values)
+            check(f"input.{key}", values, good, f"one number or three, from {least} to 1")
 
     def with_channels(self, channels: int) -> "Input":
         """Return the same for grey images instead of colour, or the other way round."""
@@ -77,8 +95,15 @@ class Card:
                 f"got {', '.join(key for key in cls.KEYS if key in values) or 'none'}"
             )
         try:
-            classes = [str(name) for name in values["classes"]]
-            return cls(from_dict(values["config"]), classes, Input(**values["input"]))
+            classes = values["classes"]
+            good = isinstance(classes, list) and classes and all(type(n) is str for n in classes)
+            check("classes", classes, bool(good), "a list of names")
+            config = from_dict(values["config"])
+            data = replace(config.data, download=False)  # a file fetches nothing
+            model = replace(config.model, pretrained=None)  # nor does it choose other files
+            check_plain("config.model", asdict(model))
+            config = replace(config, data=data, model=model)
+            return cls(config, list(classes), Input(**values["input"]))
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path} does not say what its network is: {error}") from error
 

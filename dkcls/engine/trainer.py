@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dkcls.data import DataIdentity, Loader
+from dkcls.engine.check_state import check_state
 from dkcls.engine.checkpoint import Checkpoints
 from dkcls.engine.distributed import World, autocast, choose_precision
 from dkcls.engine.evaluate import measure
@@ -355,6 +356,12 @@ class Trainer:
             "best": self.best,
             "sums": self.world.sum_(sums).tolist(),
             "bad_files": self.world.gather([loader.bad_files.state() for loader in self.loaders]),
+            **self.learned(),
+        }
+
+    def learned(self) -> dict[str, Any]:
+        """Return the part of the state that steps change, without asking other ranks."""
+        return {
             "model": self.model.state_dict(),
             "ema": self.ema.module.state_dict() if self.ema is not None else None,
             "optimizer": self.optimizer.state_dict(),
@@ -362,6 +369,8 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Take a state that `state` returned; ValueError, and no change, for any other."""
+        check_state(state, self)
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
@@ -373,7 +382,7 @@ class Trainer:
         ]  # what "auto" chose when the run began, on whatever device
         self.bad_steps, self.skipped = state["bad_steps"], state["skipped"]
         self.result, self.best = state["result"], state["best"]
-        bad_files = state.get("bad_files", [])
+        bad_files = state["bad_files"]
         if len(bad_files) == self.world.size:  # else its files are found again, by other ranks
             for loader, found in zip(self.loaders, bad_files[self.world.rank], strict=True):
                 loader.bad_files.load_state(found)

@@ -81,6 +81,17 @@ def classes_and_channels(name: str, state_dict: Mapping[str, Tensor]) -> tuple[i
     )
 
 
+def check_same(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the names, shapes and kinds of the tensors are the model's."""
+    own, state = model.state_dict(), _our_names(state_dict)
+    if own.keys() != state.keys():
+        raise ValueError(f"it has other tensors ({_some(sorted(own.keys() ^ state.keys()))})")
+    _check({n: v.shape for n, v in state.items()}, {n: v.shape for n, v in own.items()})
+    for name, value in own.items():
+        if value.is_floating_point() != state[name].is_floating_point():
+            raise ValueError(f"{name} must be {value.dtype}, got {state[name].dtype}")
+
+
 def load_rigid_(model: nn.Module, state_dict: Mapping[str, Tensor]) -> list[str]:
     """Load the weights of a rigid network so that `model` computes what that network does.
 

@@ -1,7 +1,6 @@
 """Pictures of metrics and predictions: curves, sweeps, gains, confusion matrices and boxes."""
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from dkcls.engine import run_directory
 from dkcls.report.style import COLOURS, save, tidy
 from dkcls.report.tables import compare
 
@@ -22,11 +22,11 @@ LINES = (  # kind, colour, name, marker
 
 
 def read_metrics(path: str | Path) -> dict[str, list[dict]]:
-    """Return the lines of metrics.jsonl by their kind: train, val."""
+    """Return the numbers of metrics.jsonl's lines by the lines' kind: train, val."""
     kinds: dict[str, list[dict]] = {}
-    for line in Path(path).read_text().splitlines():
-        values = json.loads(line)
-        kinds.setdefault(values.pop("kind"), []).append(values)
+    for line in run_directory.read_metrics(path):
+        numbers = {name: value for name, value in line.items() if type(value) in (int, float)}
+        kinds.setdefault(line["kind"], []).append(numbers)
     return kinds
 
 

@@ -1,7 +1,6 @@
 """Finished runs: found, grouped by what differs between them, and summarised over their seeds."""
 
 import glob
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from dkcls.config import flat, free_keys
+from dkcls.engine.run_directory import RunDirectory
 from dkcls.errors import UserError
 from dkcls.layers import LAYERS
 from dkcls.words import keywords
@@ -67,10 +67,14 @@ def find_runs(patterns: str | Iterable[str]) -> list[Run]:
 
 
 def _read(path: Path) -> Run:
+    run = RunDirectory(path)
     try:
         config = yaml.safe_load((path / "config.yaml").read_text())
-        return Run(path, dict(flat(config)), json.loads((path / "result.json").read_text()))
-    except (OSError, ValueError, yaml.YAMLError, AttributeError) as error:
+        result = run.result()
+        if type(config["seed"]) is not int or result is None:
+            raise ValueError("its config.yaml needs a seed")
+        return Run(path, dict(flat(config)), result)
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a run that can be read: {error}") from error
 
 

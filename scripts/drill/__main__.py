@@ -25,7 +25,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracke
 from dkcls import cli
 from dkcls.errors import UserError
 
-from . import data, files, fuzz, identity, kills, places
+from . import data, files, fuzz, identity, kills, places, security
 from .lab import Lab, Row
 
 DRILLS: dict[str, Callable[[Lab], Row]] = {
@@ -43,14 +43,17 @@ DRILLS: dict[str, Callable[[Lab], Row]] = {
     "two_at_once": kills.two_at_once,
     "poor_places": places.poor_places,
     "fuzz": fuzz.fuzz,
+    "security": security.security,
+    "contents": security.contents,
 }
 
 
 # Lanes run at the same time, each in its own thread.
 LANES = (
     ("kill", "two_at_once", "signals"),
-    ("kill_rank", "hang", "not_finite", "poor_places", "identity", "list_caches"),
+    ("kill_rank", "hang", "not_finite", "poor_places"),
     ("damage", "disk_full", "malice", "workers_and_files", "fuzz"),
+    ("identity", "list_caches", "security", "contents"),
 )
 
 

@@ -225,7 +225,10 @@ def test_bad_input(tmp_path, evaluate):
         (("checkpoint=nowhere.pt",), "there is no file nowhere.pt"),
         (("checkpoint=copy.pt",), "copy.pt is not a file of weights that is safe to load"),
         (("checkpoint=cut.safetensors",), "cut.safetensors is not a whole .safetensors file"),
-        (("checkpoint=names.pt",), "names.pt names 2 classes, but its network has 10"),
+        (
+            ("checkpoint=names.pt",),
+            "names.pt does not hold the network that it says: classifier.weight must be [2, 128]",
+        ),
         (
             ("checkpoint=silent.pt",),
             "silent.pt must say what its network is by config, classes, input, got none",

@@ -360,7 +360,7 @@ def test_dry_run(experiment, monkeypatch, tmp_path, capsys):
             "augment.scale=[0.5,2]",
             "augment.scale must be two numbers, [low,high], above 0 and at most 1, got [0.5, 2.0]",
         ),
-        ("data.workers=-1", "data.workers must be at least 0, got -1"),
+        ("data.workers=-1", "data.workers must be from 0 to 1024, got -1"),
         ("train.eval_batch_size=0", "train.eval_batch_size must be at least 1, got 0"),
     ],
 )

@@ -864,9 +864,10 @@ def test_all_that_is_told_of_the_network_goes_on_top_of_the_checkpoints():
         Config, {"model.name": "mobilenetv2_nano", "model.scope": 3, "model.freeze": "backbone"}
     )
     card = Card(trained, ["a"], Input(1, 32, 1.0, "bilinear", [0.0], [1.0]))
+    tensors = create_network(trained.model, 1, 1).state_dict()
     for key, value in given.items():
         asked = config_with(Config, {key: value}).model
-        found = network_config(asked, Weights({}, card))
+        found = network_config(asked, Weights(tensors, card))
         assert found == asked if key == "model.name" else vars(found) == vars(trained.model) | {
             "freeze": None, key.removeprefix("model."): value
         }  # fmt: skip

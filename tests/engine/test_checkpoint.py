@@ -12,7 +12,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dkcls import cli
-from dkcls.cli.compose import refuse_code
 from dkcls.engine import checkpoint
 from dkcls.engine.checkpoint import Checkpoints
 from dkcls.engine.log import Log
@@ -312,34 +311,3 @@ def test_what_all_ranks_know_is_said_once(monkeypatch, capsys, rank, error, said
     with pytest.raises(SystemExit) as exit, cli.errors():
         raise error
     assert (exit.value.code, capsys.readouterr().err) == (1, said)
-
-
-HYDRA = {
-    "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
-    "sweeper": {
-        "_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
-        "params": None,
-    },
-    "callbacks": {},
-    "job_logging": {"version": 1},
-    "hydra_logging": {"version": 1},
-}
-CODE = {"_target_": "os.getcwd"}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"launcher": CODE},
-        {"launcher": {}},
-        {"sweeper": HYDRA["sweeper"] | {"params": CODE}},
-        {"callbacks": {"x": CODE}},
-        {"job_logging": {"handlers": {"x": {"class": "os.getcwd"}}}},
-        {"hydra_logging": {"formatters": {"x": {"()": "os.getcwd"}}}},
-    ],
-    ids=str,
-)
-def test_a_config_names_no_code_for_hydra_to_run(change):
-    refuse_code(HYDRA)
-    with pytest.raises(UserError, match="a config may not name code to run"):
-        refuse_code(HYDRA | change)

@@ -14,7 +14,9 @@ def make_run(folder, top1, **config):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(Config(**config).to_dict()))
     (folder / "result.json").write_text(
-        json.dumps({"top1": top1, "loss": 1.0, "seconds": 2.0, "parameters": 10})
+        json.dumps(
+            {"name": folder.name, "top1": top1, "loss": 1.0, "seconds": 2.0, "parameters": 10}
+        )
     )
 
 
@@ -70,5 +72,5 @@ def test_no_runs_is_one_sentence(tmp_path):
         find_runs(str(tmp_path))
     make_run(tmp_path / "bad", 1.0)
     (tmp_path / "bad/result.json").write_text("{")
-    with pytest.raises(UserError, match="not a run that can be read"):
+    with pytest.raises(UserError, match=r"result\.json is damaged"):
         find_runs(str(tmp_path))

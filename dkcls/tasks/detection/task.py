@@ -12,8 +12,11 @@ from dkcls.config import Config, DataConfig, DetectionConfig, EvalConfig, ModelC
 from dkcls.data import Dataset, DetectionBatch, DetectionDataset, create_dataset, for_channels
 from dkcls.engine.distributed import World
 from dkcls.engine.network import (
+    BUILD_ERRORS,
     Network,
     Weights,
+    arguments_of,
+    check_fit,
     check_name,
     create_network,
     explain,
@@ -91,13 +94,15 @@ class Detection(Task):
     def load(cls, config: ModelConfig, weights: Weights, path: str) -> Network:
         card = weights.card
         assert card is not None
-        run = card.config
-        assert isinstance(run.task, DetectionConfig)
-        model = create_detector(run.model, run.task, len(card.classes), card.input)
-        try:
-            model.load_state_dict(weights.tensors)
-        except RuntimeError as error:
-            raise UserError(f"{path} does not fit its own network: {error}") from error
+        run, own = card.config, card.config.task
+        assert isinstance(own, DetectionConfig)
+
+        def create() -> Detector:
+            return create_detector(run.model, own, len(card.classes), card.input)
+
+        check_fit(create, weights, path)
+        model = create()
+        model.load_state_dict(weights.tensors)
         return Network(path, model, len(card.classes), card.input, run, card.classes)
 
     @classmethod
@@ -199,7 +204,7 @@ def create_detector(
     arguments: dict[str, Any] = {
         "in_chans": taken.channels,
         "features_only": True,
-        **model.arguments(),
+        **arguments_of(model),
     }
     try:
         with torch.device("meta"):  # only to be asked for its strides
@@ -210,7 +215,7 @@ def create_detector(
         body = timm.create_model(name, out_indices=tuple(levels), **arguments)
         torch.manual_seed(seed)  # networks draw more or less; what is on top starts the same
         return Detector(body, num_classes, taken.mean, taken.std, **options)
-    except (ValueError, TypeError, RuntimeError, IndexError, AssertionError) as error:
+    except BUILD_ERRORS as error:
         raise UserError(f"task: {explain(error, name)}") from error
 
 
