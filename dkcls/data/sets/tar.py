@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dkcls.data.dataset import DATASETS, split_names
-from dkcls.data.decode import BadImage
+from dkcls.data.decode import BadImage, check_bytes, read_plain
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.file_index import FileIndex
 from dkcls.data.sets.folder import ImageFolder, passed_over
@@ -64,6 +64,7 @@ class TarImages(EncodedImages):
         shard, offset, size = (
             int(self.index.extra[key][index]) for key in ("shards", "offsets", "sizes")
         )
+        check_bytes(size, self.max_pixels)
         if shard not in self._files:
             self._files[shard] = os.open(
                 shard_path(self.root, self.split, shard), os.O_RDONLY | os.O_CLOEXEC
@@ -233,7 +234,7 @@ def _write(
     with temporary.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for member in members:
-                data = _read_plain(source.name(member))
+                data = _read_member(source.name(member), source.max_pixels)
                 info = tarfile.TarInfo(os.fsdecode(source.index.name(member)))
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
@@ -246,18 +247,18 @@ def _write(
     return part.save(_part_path(path))
 
 
-def _read_plain(path: str) -> bytes:
+def _read_member(path: str, max_pixels: int) -> bytes:
     """Return the bytes of a file that is no link: a link might lead to any file of this machine."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return read_plain(path, max_pixels, os.O_NOFOLLOW)
+    except BadImage as error:
+        raise ValueError(f"{path}: {error}") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ValueError(
                 f"{path} is a link: what is packed must lie in the folder itself"
             ) from error
         raise
-    with open(descriptor, "rb", buffering=0) as file:
-        return file.readall()
 
 
 def _verified(
