@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dkcls.config import AugmentConfig, DataConfig
+from dkcls.data import watch
 from dkcls.data.dataset import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -58,6 +59,7 @@ class EncodedFiles(Dataset[B]):
 
     def attempt(self, index: int, use: Callable[[EncodedImage], T]) -> T | BadFile:
         """Return what `use` makes of the image, or what is wrong with its file."""
+        watch.at(index)
         try:
             return use(EncodedImage(self.read(index), self.max_pixels))
         except (OSError, BadImage) as error:

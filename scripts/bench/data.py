@@ -42,6 +42,7 @@ from dkcls.config import AugmentConfig, DataConfig
 from dkcls.data import create_dataset, create_loader
 from dkcls.data.decode import EncodedImage
 from dkcls.data.loader import worker_options
+from dkcls.data.watch import make_places
 from dkcls.data.transforms import random_crop_box, resize
 
 SIZE, BATCH, CLASSES = 224, 50, 5
@@ -241,7 +242,10 @@ def end_to_end(
     ] * 4
     loaders: dict[str, Any] = {
         name: DataLoader(
-            dataset, batch_sampler=order, collate_fn=collate, **worker_options(workers)
+            dataset,
+            batch_sampler=order,
+            collate_fn=collate,
+            **worker_options(workers, make_places(workers)) | {"timeout": 0},
         )
         for name, (dataset, collate) in peers(paths, jitter).items()
     }

@@ -14,6 +14,8 @@ from dkcls.data.transforms import EvalTransform
 from dkcls.errors import UserError
 from tests.data.common import assert_same_batches, make_dataset, photograph
 
+NOT_AN_IMAGE = "not an image (JPEG, PNG, WebP, TIFF, BMP, PPM)"
+
 
 def packed(folder, root, split="train", per_shard=9):
     source = ImageFolder(folder, split, EvalTransform(16), 16)
@@ -142,7 +144,7 @@ def test_a_damaged_member_is_a_bad_file_and_a_short_shard_is_refused(shared_fold
     shard.write_bytes(content)
     loaded = dataset.load(np.array([4]))
     assert loaded.batch.indices.tolist() == [5]
-    assert loaded.bad[0].message == f"{shard}/{dataset.index.name(4).decode()}: not an image"
+    assert loaded.bad[0].message == f"{shard}/{dataset.index.name(4).decode()}: {NOT_AN_IMAGE}"
     shard.write_bytes(content[:2000])
     with pytest.raises(
         UserError, match=r"train-00000\.tar must have \d+ bytes, as its index says, got 2000"
