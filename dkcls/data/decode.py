@@ -14,7 +14,7 @@ import io
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ except ImportError:
 # How a file begins, and PIL's class for it. Named one by one: of the formats that PIL knows, some
 # start other programs.
 _JPEG = b"\xff\xd8\xff"
-_FORMATS = {
+_FORMATS: dict[bytes, Callable[[io.BytesIO], ImageFile]] = {
     _JPEG: JpegImageFile,
     b"\x89PNG": PngImageFile,
     b"RIFF": WebPImageFile,
@@ -166,24 +166,18 @@ class _Header(NamedTuple):
     orientation: int  # EXIF's, from 1 to 8
 
 
-class _Segment(NamedTuple):
-    marker: int
-    start: int  # of its content
-    end: int
-
-
-def _segments(data: bytes) -> Iterator[_Segment]:
-    """Yield a JPEG's segments up to the first scan, as libjpeg finds them."""
-    at = 2
-    while 0 <= (at := data.find(b"\xff", at)) < len(data) - 3:
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, start and end of a JPEG's segments up to the first scan, as libjpeg does."""
+    at, last = 2, len(data) - 3
+    while 0 <= (at := data.find(b"\xff", at)) < last:
         marker = data[at + 1]
         if marker == 0xFF:  # padding
             at += 1
         elif marker <= 1 or 0xD0 <= marker <= 0xD7:  # markers without content
             at += 2
         else:
-            end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
-            yield _Segment(marker, at + 4, end)
+            end = at + 2 + (data[at + 2] << 8) + data[at + 3]
+            yield marker, at + 4, end
             if marker == 0xDA:
                 return
             at = max(end, at + 4)

@@ -42,8 +42,8 @@ from dkcls.config import AugmentConfig, DataConfig
 from dkcls.data import create_dataset, create_loader
 from dkcls.data.decode import EncodedImage
 from dkcls.data.loader import worker_options
-from dkcls.data.watch import make_places
 from dkcls.data.transforms import random_crop_box, resize
+from dkcls.data.watch import make_places
 
 SIZE, BATCH, CLASSES = 224, 50, 5
 Load = Callable[[Sequence[int]], Any]

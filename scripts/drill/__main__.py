@@ -25,7 +25,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracke
 from dkcls import cli
 from dkcls.errors import UserError
 
-from . import data, files, fuzz, kills, places
+from . import bombs, data, files, fuzz, fuzz_images, kills, places
 from .lab import Lab, Row
 
 DRILLS: dict[str, Callable[[Lab], Row]] = {
@@ -41,14 +41,16 @@ DRILLS: dict[str, Callable[[Lab], Row]] = {
     "two_at_once": kills.two_at_once,
     "poor_places": places.poor_places,
     "fuzz": fuzz.fuzz,
+    "bombs": bombs.bombs,
+    "fuzz_images": fuzz_images.fuzz_images,
 }
 
 
 # Lanes run at the same time, each in its own thread.
 LANES = (
-    ("kill", "two_at_once", "signals"),
+    ("kill", "two_at_once", "signals", "fuzz_images"),
     ("kill_rank", "hang", "not_finite", "poor_places"),
-    ("damage", "disk_full", "malice", "workers_and_files", "fuzz"),
+    ("damage", "disk_full", "malice", "workers_and_files", "fuzz", "bombs"),
 )
 
 

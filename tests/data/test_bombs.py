@@ -6,6 +6,7 @@ import resource
 import time
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,30 +14,20 @@ from PIL import EpsImagePlugin, Image
 
 from dkcls.data.check import check
 from dkcls.data.decode import BadImage, EncodedImage, read_plain
-from dkcls.data.sets.folder import ImageFolder
 from dkcls.data.sets.tar import pack_split
 from dkcls.data.transforms import EvalTransform
 from dkcls.engine.task import Input
-from dkcls.errors import UserError
 from dkcls.tasks.classification.predict import ImageFiles
-from scripts.drill.bombs import CONTENTS, exif_segments, jpeg, png, scans, tiled_tiff
+from scripts.drill.bombs import CONTENTS, REASONS, exif_segments, jpeg, png, scans, tiled_tiff
 from tests.data.common import encoded, make_dataset, photograph
 
-REASONS = {
-    "long.jpg": "one side must be at most 100 times the other, got 1 x 65500 pixels",
-    "tall.png": "one side must be at most 100 times the other, got 1000000 x 1 pixels",
-    "huge.png": "must have at most 89478485 pixels (data.max_pixels), got 13000 x 13000",
-    "scans.jpg": "must have at most 100 scans",
-    "tile.tif": "must have tiles of at most 89478485 pixels, got 100000000",
-    "eps.jpg": "not an image (JPEG, PNG, WebP, TIFF, BMP, PPM)",
-}
 MOST = 89_478_485
 
 
 @contextmanager
 def little_memory():
     """Let the process have 300 MB on top of what it has."""
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000, before[1]))
     try:
@@ -51,13 +42,15 @@ def test_bombs_are_bad_files_at_once_and_in_little_memory(tmp_path):
     for name, content in CONTENTS.items():
         (folder / name).write_bytes(content())
     photograph(0).save(folder / "a.jpg")
-    expected = {f"{folder}/{name}: {reason}" for name, reason in REASONS.items()}
+    expected = {name: REASONS[name] for name in CONTENTS}
     for training in (False, True):
         dataset = make_dataset("folder", tmp_path, training=training)
         started = time.monotonic()
         with little_memory():
             bad = dataset.load(np.arange(len(dataset))).bad
-        assert {file.message for file in bad} == expected
+        assert len(bad) == len(expected)
+        for name, reason in expected.items():
+            assert any(file.message.startswith(f"{folder}/{name}: {reason}") for file in bad)
         assert time.monotonic() - started < 3
 
 
@@ -212,5 +205,5 @@ def test_packing_refuses_what_is_no_plain_file(name, tmp_path):
 
 
 def test_max_pixels_must_be_positive():
-    with pytest.raises(ValueError, match="data.max_pixels must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"data.max_pixels must be at least 1, got 0"):
         make_dataset("folder", "x", max_pixels=0)

@@ -12,7 +12,7 @@ from dkcls.data import watch
 from dkcls.engine.run import listen
 from dkcls.engine.run_directory import RunDirectory
 from dkcls.errors import DataError, Interrupted
-from tests.data import stuck
+from scripts.drill import stuck
 from tests.data.common import make_folder
 from tests.engine.common import same_bits, small_trainer
 
