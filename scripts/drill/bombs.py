@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +124,7 @@ def bombs(lab: Lab) -> Row:
     )
     images = lab.folder / "images"
     make_folder(images)
-    places = [images / split / "class0" for split in ("train", "val")]
+    places = [min((images / split).iterdir()) for split in ("train", "val")]
     for place in places:
         write_bombs(place)
         (place / "exif.jpg").write_bytes(exif_segments(1600))  # a good one
@@ -146,7 +147,6 @@ def bombs(lab: Lab) -> Row:
 
 
 def _check_data(lab: Lab, images: Path, expected: set[str]) -> list[str]:
-    """Check the folder with little memory on top of what Python and torch take."""
     output = lab.folder / "bad.txt"
     words = ("-m", "dkcls", "check-data", f"root={images}", "workers=1", f"output={output}")
     done = subprocess.run(
@@ -171,6 +171,7 @@ def _hang(lab: Lab, row: Row, images: Path) -> None:
         folder = lab.folder / f"asked_{split}"
         process = start_imported(folder, *plugin, **own_cache(lab))
         until(reading.exists, process)
+        time.sleep(2)  # until the steps before it are done
         os.kill(process.pid, signal.SIGTERM)
         problems = sentence(process, 75, f"stopped by SIGTERM while waiting for {name}")
         mark.unlink()

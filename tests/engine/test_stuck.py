@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from dkcls.data import watch
+from dkcls.data.dataset import DATASETS, register_dataset
 from dkcls.engine.run import listen
 from dkcls.engine.run_directory import RunDirectory
 from dkcls.errors import DataError, Interrupted
-from scripts.drill import stuck
+from scripts.drill.stuck import Stuck
 from tests.data.common import make_folder
 from tests.engine.common import same_bits, small_trainer
 
@@ -22,12 +23,23 @@ def photos(tmp_path, monkeypatch):
     """Return a folder of images of which one cannot be read, as long as there is a file `stuck`."""
     monkeypatch.setattr(watch, "POLL", 0.1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return make_folder(tmp_path / "photos", 24, 4)
+    register_dataset("stuck")(Stuck)
+    yield make_folder(tmp_path / "photos", 24, 4)
+    unregister()
+
+
+def unregister():
+    """Leave the data sets to other tests as they were."""
+    for known in (DATASETS._things, DATASETS._labels):
+        known.pop("stuck", None)
+
+
+unregister()
 
 
 def trainer_of(photos, **keys):
     words = {
-        "data.name": stuck.__name__.split(".")[-1],
+        "data.name": "stuck",
         "data.root": photos,
         "data.image_size": 16,
         "data.workers": 1,
