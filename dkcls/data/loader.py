@@ -158,6 +158,19 @@ class WorkerContext(ForkServerContext):
 
 
 def start(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
+    """Start to iterate, with `watch.POLL` as the timeout.
+
+    torch has one timeout for batches and for workers that get ready, which take as long as they do.
+    """
+    if loader._iterator is not None:
+        loader._iterator._timeout = 0
+    batches: Any = _start_workers(loader, dataset)
+    if loader.num_workers:
+        batches._timeout = watch.POLL
+    return batches
+
+
+def _start_workers(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
     """Start to iterate; the workers do not import the program's main module.
 
     Python would have the workers import the main module, which may import a great deal. Workers
@@ -353,7 +366,6 @@ def worker_options(workers: int, places: Any, prefetch: int = 2) -> dict[str, An
     return {
         "num_workers": workers,
         "worker_init_fn": partial(_start_worker, places),
-        "timeout": watch.POLL,
         "multiprocessing_context": context,
         "prefetch_factor": prefetch,
         "persistent_workers": True,

@@ -44,7 +44,7 @@ def patiently(
     patience: float,
     stopped: Callable[[], str] = str,
 ) -> Iterator[T]:
-    """Yield what a DataLoader with the timeout POLL gives.
+    """Yield what a DataLoader that `loader.start` started gives.
 
     DataError if no loading process has moved for `patience` seconds, and some are at files: it
     gives their names. Interrupted if a batch does not come and `stopped` returns a signal's name.

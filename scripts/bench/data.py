@@ -245,7 +245,7 @@ def end_to_end(
             dataset,
             batch_sampler=order,
             collate_fn=collate,
-            **worker_options(workers, make_places(workers)) | {"timeout": 0},
+            **worker_options(workers, make_places(workers)),
         )
         for name, (dataset, collate) in peers(paths, jitter).items()
     }

@@ -64,6 +64,13 @@ def test_what_is_no_file_is_waited_for():
     assert len(list(loader_of(SlowNumbers(8), patience=0.2))) == 2
 
 
+def test_workers_that_take_long_to_get_ready_are_waited_for(slow):
+    slow.seconds = 0.1
+    loader = loader_of(slow)
+    next(iter(loader))  # and the workers have more to do
+    assert len(list(loader)) == 6
+
+
 def test_check_names_it_too(slow, monkeypatch):
     monkeypatch.setattr(watch, "PATIENCE", 0.5)
     kept = []
@@ -81,6 +88,6 @@ def test_the_wait_ends_with_a_signal(slow):
     slow.stuck = "class0/000.jpg"
     loader = loader_of(slow)
     loader.stopped = lambda: "SIGTERM" if max(loader._places) != watch.NOWHERE else ""
-    with pytest.raises(Interrupted, match=r"stopped by SIGTERM while waiting for .*/000.jpg$"):
+    with pytest.raises(Interrupted, match=r"stopped by SIGTERM while waiting for .*[.]jpg$"):
         next(iter(loader))
     end(loader._loader)
