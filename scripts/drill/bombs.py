@@ -55,9 +55,9 @@ def jpeg(width: int, height: int, mode: str = "RGB", **options: bool) -> bytes:
     return file.getvalue()
 
 
-def exif_segments(count: int, mode: str = "RGB") -> bytes:
-    """Return a small JPEG with so many segments of EXIF, which say nothing."""
-    content = b"Exif\0\0II*\0\x08\0\0\0\0\0"
+def exif_segments(count: int, mode: str = "RGB", length: int = 0) -> bytes:
+    """Return a small JPEG with so many segments of EXIF, which say nothing in `length` bytes."""
+    content = b"Exif\0\0II*\0\x08\0\0\0\0\0" + bytes(length)
     segment = b"\xff\xe1" + struct.pack(">H", len(content) + 2) + content
     data = jpeg(16, 16, mode)
     return data[:2] + segment * count + data[2:]
