@@ -35,10 +35,12 @@ class Arguments:
     # COCO's kind
     root: Path = REQUIRED
     workers: int = os.cpu_count() or 1  # processes that decode
+    max_pixels: int = DataConfig.max_pixels  # an image file with more is a bad file
     output: Path | None = None  # a file for the list of bad files
 
     def __post_init__(self) -> None:
         check_least("workers", self.workers, 0)
+        check_least("max_pixels", self.max_pixels, 1)
 
 
 def main() -> int:
@@ -92,7 +94,12 @@ def check_data(arguments: Arguments) -> int:
     messages = []
     for split, kind in kinds.items():
         options = {"bad_rows": "skip"} if kind == "coco" else {}  # they are counted in a note
-        config = DataConfig(name=kind, root=str(arguments.root), options=options)
+        config = DataConfig(
+            name=kind,
+            root=str(arguments.root),
+            options=options,
+            max_pixels=arguments.max_pixels,
+        )
         dataset = DATASETS.find(kind).create(config, AugmentConfig(), split, seed=0, training=False)
         assert isinstance(dataset, EncodedFiles)
         with tqdm(total=len(dataset), unit=" images", desc=split) as bar:

@@ -10,14 +10,13 @@ cropped, so that its shorter side is what the network takes. The field is that o
 looks nearest to the point: the norm of its derivative to each pixel, with offsets held constant.
 """
 
-import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from timm.data import resolve_data_config
 from torch import nn
 
@@ -29,9 +28,10 @@ from dkcls.analysis.theoretical import (
     theoretical_receptive_field,
 )
 from dkcls.cli.arguments import REQUIRED, NamedModel
-from dkcls.config import check_weights
+from dkcls.config import DataConfig, check_weights
 from dkcls.config.checks import check_least
 from dkcls.data import Normalize
+from dkcls.data.decode import BadImage, EncodedImage, reason
 from dkcls.data.named import find_images, read_image
 from dkcls.engine.network import create_network, load
 from dkcls.engine.task import Input
@@ -55,11 +55,13 @@ class Arguments:
     point: list[float] = field(default_factory=list)  # [x,y], pixels of an image; none: its middle
     module: str | None = None  # whose output; null: the last feature map
     projections: int = 32  # random ones of the output's channels
+    max_pixels: int = DataConfig.max_pixels  # an image file with more is not read
     output: Path | None = None  # null: erf.png beside the checkpoint
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
         check_least("projections", self.projections, 1)
+        check_least("max_pixels", self.max_pixels, 1)
 
 
 def main() -> int:
@@ -103,7 +105,7 @@ def field_of(
 
     What the field measures is printed.
     """
-    picture = read(name, taken.channels)
+    picture = read(name, taken.channels, arguments.max_pixels)
     point = arguments.point or [(picture.width - 1) / 2, (picture.height - 1) / 2]
     if len(point) != 2 or not (0 <= point[0] < picture.width and 0 <= point[1] < picture.height):
         raise UserError(
@@ -140,8 +142,9 @@ def field_of(
     return pixels.numpy() / 255, field.numpy(), at
 
 
-def read(name: str, channels: int) -> Image.Image:
+def read(name: str, channels: int, max_pixels: int) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(read_image(name))).convert("L" if channels == 1 else "RGB")
-    except UnidentifiedImageError as error:
-        raise UserError(f"{name} is not an image that can be read") from error
+        pixels = EncodedImage(read_image(name, max_pixels), max_pixels).rows()
+    except (OSError, BadImage) as error:
+        raise UserError(f"{name} cannot be read: {reason(error)}") from error
+    return Image.fromarray(pixels.movedim(0, -1).numpy()).convert("L" if channels == 1 else "RGB")

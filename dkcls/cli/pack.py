@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from dkcls import cli
 from dkcls.cli.arguments import REQUIRED
+from dkcls.config import DataConfig
 from dkcls.config.checks import check_least
 from dkcls.errors import UserError
 
@@ -26,9 +27,11 @@ class Arguments:
     output: Path = REQUIRED  # the folder for the shards
     splits: list[str] = field(default_factory=list)  # none: those that there are
     shard: int = 10_000  # images per shard
+    max_pixels: int = DataConfig.max_pixels  # a file that is larger than such an image is refused
 
     def __post_init__(self) -> None:
         check_least("shard", self.shard, 1)
+        check_least("max_pixels", self.max_pixels, 1)
 
 
 def main() -> int:
@@ -46,6 +49,7 @@ def pack(arguments: Arguments) -> None:
         raise UserError(f"{arguments.root} must hold the folders train and val")
     for split in splits:
         source = ImageFolder(arguments.root, split, EvalTransform(224), 224)
+        source.max_pixels = arguments.max_pixels
         with tqdm(total=len(source), unit=" images", desc=split, smoothing=0.1) as bar:
             done = pack_split(source, split, arguments.output, arguments.shard, bar.update)
         print(

@@ -27,7 +27,7 @@ import numpy as np
 
 from dkcls import cli
 from dkcls.cli.arguments import REQUIRED, NamedModel
-from dkcls.config import check_device, check_precision, check_weights
+from dkcls.config import DataConfig, check_device, check_precision, check_weights
 from dkcls.config.checks import check_choice, check_least
 from dkcls.errors import UserError
 from dkcls.files import write_output
@@ -55,6 +55,8 @@ class Arguments:
     output: str | None = None  # a file; null: print it, or detections.png beside the checkpoint
     batch_size: int = 64  # images at once
     workers: int = 4  # processes that load images
+    # an image file with more pixels is not read
+    max_pixels: int = DataConfig.max_pixels
     device: str = "auto"  # auto, cpu, cuda
     precision: str = "fp32"  # fp32, bf16, fp16
 
@@ -63,7 +65,7 @@ class Arguments:
         check_device("device", self.device)
         check_precision(self.precision)
         check_choice("format", self.format, tuple(FORMATS))
-        for key, least in (("top", 1), ("batch_size", 1), ("workers", 0)):
+        for key, least in (("top", 1), ("batch_size", 1), ("workers", 0), ("max_pixels", 1)):
             check_least(key, getattr(self, key), least)
 
 
@@ -89,9 +91,8 @@ def predict(arguments: Arguments) -> int:
     if len(networks) > 1:
         raise UserError(f"checkpoint must be one file of a classifier, got {', '.join(files)}")
     with distributed.start(arguments.device, timeout=600) as world:
-        options = {
-            name: getattr(arguments, name) for name in ("top", "batch_size", "workers", "precision")
-        }
+        taken = ("top", "batch_size", "workers", "precision", "max_pixels")
+        options = {name: getattr(arguments, name) for name in taken}
         predictor = Predictor(networks[0], world.device, **options)
         text = FORMATS[arguments.format](predictor(names))
     if arguments.output:
@@ -143,7 +144,7 @@ def draw(networks: list["Network"], names: list[str], arguments: Arguments) -> i
     from dkcls.data.transforms import fit_channels
     from dkcls.report.plots import Shown, draw_detections
 
-    images, targets = images_of(names)
+    images, targets = images_of(names, arguments.max_pixels)
     if not images:
         raise UserError("there is no image that can be read")
     rows: dict[str, list[Shown]] = {}
@@ -160,12 +161,12 @@ def draw(networks: list["Network"], names: list[str], arguments: Arguments) -> i
     return int(len(images) < len(names))
 
 
-def images_of(names: list[str]) -> tuple[list["Tensor"], list[Any]]:
+def images_of(names: list[str], max_pixels: int) -> tuple[list["Tensor"], list[Any]]:
     """Return the images that can be read, uint8 [C, H, W], and their true boxes, or None.
 
     Those of the embedded data are test images of deformed_detection, of which they are known.
     """
-    from dkcls.data.decode import BadImage, EncodedImage
+    from dkcls.data.decode import BadImage, EncodedImage, reason
     from dkcls.data.named import EMBEDDED, read_image
     from dkcls.data.sets.deformed_detection import DeformedDetection
 
@@ -175,7 +176,7 @@ def images_of(names: list[str]) -> tuple[list["Tensor"], list[Any]]:
     images = []
     for name in names:
         try:
-            images.append(EncodedImage(read_image(name)).rows())
+            images.append(EncodedImage(read_image(name, max_pixels), max_pixels).rows())
         except (OSError, BadImage) as error:
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{name}: {reason(error)}", file=sys.stderr)
     return images, [None] * len(images)

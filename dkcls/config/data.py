@@ -36,6 +36,8 @@ class DataConfig:
     workers: int = 4  # loading processes per rank; 0: load in the training process
     prefetch: int = 2  # batches that each loading process holds ready
     bad_limit: float = 0.001  # the run stops when more than this share of the files is bad
+    # an image file with more pixels is a bad file; the default is where Pillow begins to warn
+    max_pixels: int = 89_478_485
     # how often loading processes that died are started again; 0: the run stops
     worker_restarts: int = 3
 
@@ -43,6 +45,7 @@ class DataConfig:
         check("data.workers", self.workers, 0 <= self.workers <= 1024, "from 0 to 1024")
         check("data.prefetch", self.prefetch, 1 <= self.prefetch <= 1024, "from 1 to 1024")
         check_least("data.worker_restarts", self.worker_restarts, 0)
+        check_least("data.max_pixels", self.max_pixels, 1)
         check("data.crop_ratio", self.crop_ratio, 0 < self.crop_ratio <= 1, "above 0 and at most 1")
         check_choice("data.interpolation", self.interpolation, ("bilinear", "bicubic", None))
         for key, values in (("mean", self.mean), ("std", self.std)):

@@ -29,7 +29,7 @@ class EvalConfig:
     output: str | None = None  # a .json file for the metrics
     per_class: str | None = None  # a .csv file for the metrics of every class
     confusion: str | None = None  # a .png file for the confusion matrix, of at most 100 classes
-    timeout: float = 600.0  # seconds that a rank waits for the others
+    timeout: float = 600.0  # seconds that a rank waits for the others, or for a file
 
     def __post_init__(self) -> None:
         check_weights(self.weights)

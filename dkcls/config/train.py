@@ -49,7 +49,7 @@ class TrainConfig:
     # steps in a row that may be skipped because loss or gradient is not finite
     max_bad_steps: int = 20
     on_save_error: str = "stop"  # when a checkpoint cannot be written (full disk): stop, continue
-    timeout: float = 600.0  # seconds that a rank waits for the others
+    timeout: float = 600.0  # seconds that a rank waits for the others, or for a file
     dry_run: bool = False  # build everything, take few steps, say what the run would take, stop
 
     def __post_init__(self) -> None:

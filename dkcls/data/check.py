@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from dkcls.data import watch
 from dkcls.data.dataset import BadFile
 from dkcls.data.encoded import EncodedFiles
 from dkcls.data.loader import as_it_is, start, worker_options
@@ -32,7 +33,9 @@ class _Inspect(torch.utils.data.Dataset):
         self.dataset = dataset
 
     def __getitems__(self, indices: list[int]) -> list[BadFile | tuple[int, int, int]]:
-        return [self.inspect(index) for index in indices]
+        found = [self.inspect(index) for index in indices]
+        watch.at(watch.NOWHERE)
+        return found
 
     def inspect(self, index: int) -> BadFile | tuple[int, int, int]:
         return self.dataset.attempt(
@@ -46,12 +49,12 @@ def check(
     """Read every image; call `progress` with the number of images just done."""
     total = len(dataset)
     chunks = [range(first, min(first + _CHUNK, total)) for first in range(0, total, _CHUNK)]
-    options = worker_options(workers)
+    places = watch.make_places(workers)
     loader = DataLoader(
         _Inspect(dataset),
         batch_sampler=chunks,  # type: ignore[arg-type]
         collate_fn=as_it_is,
-        **options,
+        **worker_options(workers, places),
     )
     report = Report(
         [],
@@ -59,7 +62,8 @@ def check(
         np.zeros((total, 2), np.int64),
         np.zeros(dataset.num_classes, np.int64),
     )
-    for chunk, found in zip(chunks, start(loader, dataset), strict=True):
+    batches = watch.patiently(start(loader, dataset), places, dataset.name, watch.PATIENCE)
+    for chunk, found in zip(chunks, batches, strict=True):
         for index, result in zip(chunk, found, strict=True):
             if isinstance(result, BadFile):
                 report.bad.append(result)

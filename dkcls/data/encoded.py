@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dkcls.config import AugmentConfig, DataConfig
+from dkcls.data import watch
 from dkcls.data.dataset import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -23,7 +24,7 @@ from dkcls.data.dataset import (
     root_of,
     sample_keys,
 )
-from dkcls.data.decode import BadImage, EncodedImage
+from dkcls.data.decode import BadImage, EncodedImage, reason
 from dkcls.data.transforms import Transform, create_transform
 from dkcls.errors import DataError
 
@@ -38,10 +39,11 @@ class EncodedFiles(Dataset[B]):
     """
 
     training: bool
+    max_pixels: int = DataConfig.max_pixels  # of an image; one with more is bad
 
     @abstractmethod
     def read(self, index: int) -> bytes:
-        """Return the file's bytes; raise OSError if they cannot be read."""
+        """Return the file's bytes; raise OSError or BadImage if they cannot be read."""
 
     @abstractmethod
     def name(self, index: int) -> str:
@@ -57,11 +59,11 @@ class EncodedFiles(Dataset[B]):
 
     def attempt(self, index: int, use: Callable[[EncodedImage], T]) -> T | BadFile:
         """Return what `use` makes of the image, or what is wrong with its file."""
+        watch.at(index)
         try:
-            return use(EncodedImage(self.read(index)))
+            return use(EncodedImage(self.read(index), self.max_pixels))
         except (OSError, BadImage) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            return BadFile(index, f"{self.name(index)}: {reason}")
+            return BadFile(index, f"{self.name(index)}: {reason(error)}")
 
     def first_good(
         self, index: int, use: Callable[[int, EncodedImage], T], bad: list[BadFile]
@@ -101,7 +103,9 @@ class EncodedImages(EncodedFiles[Batch], ImageDataset):
     ) -> Self:
         """Return a split of the images below `data.root`."""
         given = with_transform(data, augment, training, cls.mean, cls.std, 224)
-        return cls(**cls.arguments(data, **given, split=split, training=training, seed=seed))
+        made = cls(**cls.arguments(data, **given, split=split, training=training, seed=seed))
+        made.max_pixels = data.max_pixels
+        return made
 
     @abstractmethod
     def target(self, index: int) -> int: ...

@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.sharedctypes import RawValue
@@ -20,6 +21,7 @@ from typing import Any, Generic
 import torch
 from torch.utils.data import DataLoader
 
+from dkcls.data import watch
 from dkcls.data.dataset import B, BadFile, Dataset, Loaded
 from dkcls.data.sampler import EvalSampler, Request, TrainSampler
 from dkcls.errors import DataError
@@ -98,7 +100,9 @@ class _Fetch(torch.utils.data.Dataset):
 
     def __getitems__(self, request: Request) -> Loaded | DataError:
         try:
-            return self.dataset.load(request.indices, request.epoch)
+            loaded = self.dataset.load(request.indices, request.epoch)
+            watch.at(watch.NOWHERE)
+            return loaded
         except DataError as error:
             # Returned, because an error raised in a worker comes with the worker's stack trace.
             return error
@@ -109,7 +113,8 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _start_worker(worker: int) -> None:
+def _start_worker(places: Any, worker: int) -> None:
+    watch.join(places, worker)
     # Ctrl-C reaches all processes, but the last batches are still wanted.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -153,6 +158,19 @@ class WorkerContext(ForkServerContext):
 
 
 def start(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
+    """Start to iterate, with `watch.POLL` as the timeout.
+
+    torch has one timeout for batches and for workers that get ready, which take as long as they do.
+    """
+    if loader._iterator is not None:
+        loader._iterator._timeout = 0
+    batches: Any = _start_workers(loader, dataset)
+    if loader.num_workers:
+        batches._timeout = watch.POLL
+    return batches
+
+
+def _start_workers(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
     """Start to iterate; the workers do not import the program's main module.
 
     Python would have the workers import the main module, which may import a great deal. Workers
@@ -174,8 +192,11 @@ def start(loader: DataLoader, dataset: Dataset) -> Iterator[Any]:
 class Loader(Generic[B]):
     """Batches from (epoch, position) to the end of that epoch; see `create_loader`.
 
-    `set_state` chooses epoch and position.
+    `set_state` chooses epoch and position. When `stopped` returns the name of a signal while no
+    batch comes, the wait ends with Interrupted.
     """
+
+    stopped: Callable[[], str] = staticmethod(str)
 
     def __init__(
         self,
@@ -183,7 +204,10 @@ class Loader(Generic[B]):
         sampler: TrainSampler | EvalSampler,
         bad_files: BadFiles,
         worker_restarts: int,
-        **options: Any,
+        workers: int,
+        prefetch: int,
+        patience: float,
+        pin_memory: bool,
     ):
         self.dataset, self.sampler, self.bad_files, self.worker_restarts = (
             dataset,
@@ -191,6 +215,8 @@ class Loader(Generic[B]):
             bad_files,
             worker_restarts,
         )
+        self.patience = patience
+        self._places = watch.make_places(workers)
         self.steps_per_epoch = sampler.steps if isinstance(sampler, TrainSampler) else len(sampler)
         self._loader = DataLoader(
             _Fetch(dataset),
@@ -200,7 +226,8 @@ class Loader(Generic[B]):
             # Without a generator here, each start would draw from the global one, and a resumed run
             # would differ.
             generator=torch.Generator(),
-            **options,
+            pin_memory=pin_memory,
+            **worker_options(workers, self._places, prefetch),
         )
 
     def __len__(self) -> int:
@@ -225,9 +252,14 @@ class Loader(Generic[B]):
         position, done = self.sampler.position, 0
         while True:
             try:
-                for loaded in itertools.islice(
-                    start(self._loader, self.dataset), done % self.sampler.accumulation, None
-                ):
+                batches = watch.patiently(
+                    start(self._loader, self.dataset),
+                    self._places,
+                    self._name,
+                    self.patience,
+                    self.stopped,
+                )
+                for loaded in itertools.islice(batches, done % self.sampler.accumulation, None):
                     if isinstance(loaded, DataError):
                         raise loaded
                     self.bad_files.add(loaded.bad)
@@ -244,6 +276,9 @@ class Loader(Generic[B]):
                     raise
                 self._restart_workers(dead, error)
                 self.sampler.position = position + done // self.sampler.accumulation
+
+    def _name(self, index: int) -> str:
+        return self.dataset.name(index)  # type: ignore[attr-defined]  # only files have a place
 
     def _restart_workers(self, dead: str, error: Exception) -> None:
         sentence = f"a process that loads data died ({dead})"
@@ -288,11 +323,13 @@ def create_loader(
     pin_memory: bool = False,
     bad_limit: float = 0.001,
     worker_restarts: int = 0,
+    patience: float = watch.PATIENCE,
 ) -> Loader[B]:
     """Return a loader, whose batches are the same for any number of workers.
 
     `batch_size` is per rank and accumulation step. Workers that died are started again up to
-    `worker_restarts` times, from the batch that was due; then DataError is raised.
+    `worker_restarts` times, from the batch that was due; then DataError is raised. So it is when
+    workers have read at the same files for `patience` seconds.
 
     A fork server starts the workers, which live as long as the loader: a fork of this process would
     copy the locks of threads (numba's, CUDA's) but not the threads.
@@ -315,22 +352,23 @@ def create_loader(
     else:
         sampler = EvalSampler(len(dataset), batch_size, rank, world_size)
         images = sampler.last - sampler.first
-    options = {"pin_memory": pin_memory, **worker_options(workers, prefetch)}
+    bad_files = BadFiles(images, bad_limit, dataset.notes)
     return Loader(
-        dataset, sampler, BadFiles(images, bad_limit, dataset.notes), worker_restarts, **options
+        dataset, sampler, bad_files, worker_restarts, workers, prefetch, patience, pin_memory
     )
 
 
-def worker_options(workers: int, prefetch: int = 2) -> dict[str, Any]:
+def worker_options(workers: int, places: Any, prefetch: int = 2) -> dict[str, Any]:
     """Return the DataLoader's arguments that concern its workers."""
     if not workers:
         return {"num_workers": 0}
     context = WorkerContext()
-    context.set_forkserver_preload(["dkcls.data"])  # imported once, not by every worker
+    # Imported once, not by every worker.
+    context.set_forkserver_preload(["dkcls.data", "dkcls.data.encoded"])
     forkserver.ensure_running()  # and from now on, while this process does other things
     return {
         "num_workers": workers,
-        "worker_init_fn": _start_worker,
+        "worker_init_fn": partial(_start_worker, places),
         "multiprocessing_context": context,
         "prefetch_factor": prefetch,
         "persistent_workers": True,

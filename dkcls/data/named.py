@@ -4,11 +4,11 @@ import io
 import os
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from dkcls.data.decode import read_plain
 from dkcls.data.sets.deformed_fashion import DeformedFashion
 from dkcls.data.sets.folder import EXTENSIONS
 from dkcls.errors import UserError
@@ -41,10 +41,10 @@ def _images_below(folder: str) -> list[str]:
     return images
 
 
-def read_image(name: str) -> bytes:
-    """Return an encoded image; OSError if it cannot be read."""
+def read_image(name: str, max_pixels: int) -> bytes:
+    """Return an encoded image; OSError or BadImage if it cannot be read."""
     if not name.startswith(EMBEDDED):
-        return Path(name).read_bytes()
+        return read_plain(name, max_pixels)
     pixels = _embedded_set().load(np.array([_embedded_number(name)])).batch.images[0, 0]
     data = io.BytesIO()
     Image.fromarray(pixels.numpy()).save(data, "PNG")

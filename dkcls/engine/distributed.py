@@ -18,6 +18,10 @@ from torch.distributed.rendezvous import rendezvous
 from dkcls.engine.heartbeat import heartbeat
 from dkcls.errors import RankError, UserError
 
+# The last reference to a group is one of Python's, which is dropped without the GIL as the process
+# ends. A DDP that held the last one would wait for gloo's threads with the GIL, and they for it.
+_groups: list[Any] = []
+
 
 @dataclass(frozen=True)
 class World:
@@ -139,6 +143,7 @@ def start(device: str, timeout: float) -> Iterator[World]:
         world_size=size,
         timeout=limit,
     )
+    _groups.append(dist.group.WORLD)
     try:
         with heartbeat(dist.PrefixStore("heartbeat", store.clone()), rank, size, timeout):
             yield World(place, rank, size)

@@ -14,6 +14,7 @@ from dkcls.config.convert import merged
 from dkcls.data import create_dataset, create_loader, takes_image_size
 from dkcls.engine import distributed
 from dkcls.engine.distributed import World, autocast
+from dkcls.engine.heartbeat import PATIENCE
 from dkcls.engine.network import Network, load
 from dkcls.engine.task import TASKS, Evaluation, Task
 from dkcls.errors import UserError
@@ -51,6 +52,7 @@ def evaluate(
         prefetch=data.prefetch,
         pin_memory=world.device.type == "cuda",
         bad_limit=data.bad_limit,
+        patience=PATIENCE * config.timeout,
     )
     batches = tqdm(loader, network.path, leave=False, disable=None if world.is_main else True)
     started = time.perf_counter()

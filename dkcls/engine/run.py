@@ -20,6 +20,7 @@ from dkcls.engine import distributed
 from dkcls.engine.checkpoint import Checkpoints, read
 from dkcls.engine.distributed import World
 from dkcls.engine.dry_run import dry_run
+from dkcls.engine.heartbeat import PATIENCE
 from dkcls.engine.log import Log
 from dkcls.engine.optim import make_optimizer, make_schedule
 from dkcls.engine.run_directory import RunDirectory
@@ -132,6 +133,7 @@ def build_loaders(parts: Parts, batch_size: int, world: World) -> tuple[Loader, 
         "pin_memory": world.device.type == "cuda",
         "bad_limit": config.data.bad_limit,
         "worker_restarts": config.data.worker_restarts,
+        "patience": PATIENCE * config.train.timeout,
     }
     eval_batch_size = config.train.eval_batch_size or batch_size
     accumulation = config.train.accumulation

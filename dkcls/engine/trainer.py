@@ -112,6 +112,8 @@ class Trainer:
         self.log = log
         self.stop = stop
         self.checkpoints = Checkpoints(run.path, self.config.train.keep)
+        if self.world.size == 1:  # else the others wait for this rank, within a step
+            self.train_loader.stopped = self.val_loader.stopped = lambda: stop.signal
         self._start_clock()
         if self.evaluation_due:
             self._finish_epoch()
@@ -151,7 +153,12 @@ class Trainer:
         accumulation = self.config.train.accumulation
         for i in range(accumulation):
             started = time.perf_counter()
-            batch = next(batches)
+            try:
+                batch = next(batches)
+            except Interrupted:  # it may never come
+                _copy(self.buffers_before, self.buffers)
+                self._save()
+                raise
             self.waited += time.perf_counter() - started
             # DDP averages gradients on the last accumulation step only.
             skip_sync = isinstance(self.wrapped, DistributedDataParallel) and i + 1 < accumulation

@@ -43,6 +43,7 @@ from dkcls.data import create_dataset, create_loader
 from dkcls.data.decode import EncodedImage
 from dkcls.data.loader import worker_options
 from dkcls.data.transforms import random_crop_box, resize
+from dkcls.data.watch import make_places
 
 SIZE, BATCH, CLASSES = 224, 50, 5
 Load = Callable[[Sequence[int]], Any]
@@ -241,7 +242,10 @@ def end_to_end(
     ] * 4
     loaders: dict[str, Any] = {
         name: DataLoader(
-            dataset, batch_sampler=order, collate_fn=collate, **worker_options(workers)
+            dataset,
+            batch_sampler=order,
+            collate_fn=collate,
+            **worker_options(workers, make_places(workers)),
         )
         for name, (dataset, collate) in peers(paths, jitter).items()
     }

@@ -25,7 +25,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:resource_tracke
 from dkcls import cli
 from dkcls.errors import UserError
 
-from . import data, files, fuzz, identity, kills, places, security
+from . import bombs, data, files, fuzz, fuzz_images, identity, kills, places, security
 from .lab import Lab, Row
 
 DRILLS: dict[str, Callable[[Lab], Row]] = {
@@ -45,15 +45,17 @@ DRILLS: dict[str, Callable[[Lab], Row]] = {
     "fuzz": fuzz.fuzz,
     "security": security.security,
     "contents": security.contents,
+    "bombs": bombs.bombs,
+    "fuzz_images": fuzz_images.fuzz_images,
 }
 
 
 # Lanes run at the same time, each in its own thread.
 LANES = (
-    ("kill", "two_at_once", "signals"),
+    ("kill", "two_at_once", "signals", "fuzz_images"),
     ("kill_rank", "hang", "not_finite", "poor_places"),
     ("damage", "disk_full", "malice", "workers_and_files", "fuzz"),
-    ("identity", "list_caches", "security", "contents"),
+    ("identity", "list_caches", "security", "contents", "bombs"),
 )
 
 

@@ -193,8 +193,8 @@ def _vanish(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]:
     gone = [root / path.relative_to(images) for path in lab.random.sample(files, 4)]
     for path in gone:
         path.unlink()
-    return sentence(process, 0) + _named(
-        folder, {f"{path}: No such file or directory" for path in gone}
+    return sentence(process, 0) + named(
+        run_of(folder) / "bad_files.txt", {f"{path}: No such file or directory" for path in gone}
     )
 
 
@@ -213,7 +213,8 @@ def _corrupt(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]
         path.write_bytes(content)
     overrides = (*FOLDER, f"data.root={root}", "data.bad_limit=0.05")
     process = start_ranks(folder, *overrides, ranks=ranks, **own_cache(lab))
-    problems = sentence(process, 0) + _named(folder, {str(path) for path in bad})
+    expected = {str(path) for path in bad}
+    problems = sentence(process, 0) + named(run_of(folder) / "bad_files.txt", expected)
     images_counted = metrics(folder)[-1]["images"]
     return problems + (
         [f"{images_counted} validation images instead of {VAL - 1}"]
@@ -222,10 +223,10 @@ def _corrupt(lab: Lab, images: Path, files: list[Path], ranks: int) -> list[str]
     )
 
 
-def _named(folder: Path, expected: set[str]) -> list[str]:
-    """Check that each line of bad_files.txt begins with an expected text, and none is missing."""
+def named(file: Path, expected: set[str]) -> list[str]:
+    """Check that each line of the file begins with an expected text, and none is missing."""
     try:
-        lines = (run_of(folder) / "bad_files.txt").read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError as error:
         return [f"bad files are not named: {error}"]
     named = {text for text in expected for line in lines if line.startswith(text)}

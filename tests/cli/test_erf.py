@@ -69,7 +69,7 @@ def test_the_field_of_a_network_of_timms(monkeypatch, tmp_path, capsys, photo):
             "point must be [x,y] inside the image of 90 x 60, got [100.0, 1.0]",
         ),
         (["checkpoint=LOCAL", "module=blocks.7"], "the network has no module 'blocks.7'"),
-        (["checkpoint=LOCAL", "images=LOCAL"], "is not an image that can be read"),
+        (["checkpoint=LOCAL", "images=LOCAL"], "cannot be read: not an image"),
         (["checkpoint=LOCAL", "images=none.png"], "No such file"),
         (["model.name=vit_tiny_patch16_224"], "the network does not take images of 336 x 224"),
     ],

@@ -662,6 +662,7 @@ ROWS: dict[str, Row | str] = {
     "data.workers": Row(3, workers, (0, None, 3, 0.001), (3, 2, 3, 0.001)),
     "data.prefetch": Row(5, workers, (1, 2, 3, 0.001), (1, 5, 3, 0.001), {"data.workers": 1}),
     "data.bad_limit": Row(0.5, workers, (0, None, 3, 0.001), (0, None, 3, 0.5)),
+    "data.max_pixels": Row(99, lambda c: dataset(c).max_pixels, 89_478_485, 99, PHOTOS),
     "data.worker_restarts": Row(1, workers, (0, None, 3, 0.001), (0, None, 1, 0.001)),
     "optim.lr": Row(0.3, group("lr"), 0.1, 0.3),
     "optim.base_lr": Row(3.2, group("lr"), 0.1 / 32, 0.1, {"optim.lr": None}),

@@ -13,9 +13,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from dkcls.data import Normalize, create_loader
+from dkcls.data import Normalize, create_loader, watch
 from dkcls.data.dataset import BadFile, Batch, ImageDataset, Loaded
 from dkcls.errors import DataError
 from tests.data.common import assert_same_batches, batches_from, make_dataset
@@ -116,8 +115,8 @@ def test_the_global_generators_are_left_alone(workers, shared_folder):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Let torch look after silent workers sooner than every 5 seconds."""
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
+    """Look after silent workers sooner than every 5 seconds."""
+    monkeypatch.setattr(watch, "POLL", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -203,7 +202,7 @@ class DiesWithTheLock(Numbers):
 
 
 def read_all(dataset, connection):
-    _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)
+    watch.POLL = 0.2
     loader = create_loader(dataset, 2, training=True, workers=1, worker_restarts=1)
     connection.send([batch.indices.tolist() for batch in loader])
 

@@ -31,7 +31,7 @@ from dkcls.data.dataset import (
     split_names,
     uniforms,
 )
-from dkcls.data.decode import BadImage, EncodedImage
+from dkcls.data.decode import BadImage, EncodedImage, read_plain
 from dkcls.data.encoded import EncodedFiles
 
 # Pixels. The files are rounded, so a shorter side or overhang of a box does not count.
@@ -102,7 +102,9 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
     ) -> Self:
         """Return a split of the images below `data.root`."""
         given = {"root": root_of(data), "split": split, "hflip": augment.hflip}
-        return cls(**cls.arguments(data, **given, training=training, seed=seed))
+        made = cls(**cls.arguments(data, **given, training=training, seed=seed))
+        made.max_pixels = data.max_pixels
+        return made
 
     def __len__(self) -> int:
         return len(self._image_ids)
@@ -121,7 +123,7 @@ class CocoDetection(EncodedFiles[DetectionBatch], DetectionDataset):
         return aspect_groups(self._sizes)
 
     def read(self, index: int) -> bytes:
-        return (self.folder / os.fsdecode(self._names[index])).read_bytes()
+        return read_plain(self.name(index), self.max_pixels)
 
     def name(self, index: int) -> str:
         return str(self.folder / os.fsdecode(self._names[index]))

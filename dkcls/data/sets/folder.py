@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dkcls.data.dataset import DATASETS, split_names
+from dkcls.data.decode import read_plain
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.file_index import FileIndex
 from dkcls.data.transforms import Transform
@@ -61,8 +62,7 @@ class ImageFolder(EncodedImages):
         return len(self.index)
 
     def read(self, index: int) -> bytes:
-        with open(self._prefix + self.index.name(index), "rb", buffering=0) as file:
-            return file.readall()
+        return read_plain(self._prefix + self.index.name(index), self.max_pixels)
 
     def name(self, index: int) -> str:
         return os.fsdecode(self._prefix + self.index.name(index))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dkcls.data.dataset import DATASETS, split_names
-from dkcls.data.decode import BadImage
+from dkcls.data.decode import BadImage, check_bytes, read_plain
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.file_index import FileIndex
 from dkcls.data.sets.folder import ImageFolder, passed_over
@@ -69,6 +69,7 @@ class TarImages(EncodedImages):
 
     def read(self, index: int) -> bytes:
         shard, offset, size = (int(self.index.extra[key][index]) for key in _PLACES)
+        check_bytes(size, self.max_pixels)
         if shard not in self._files:
             self._files[shard] = os.open(
                 shard_path(self.root, self.split, shard), os.O_RDONLY | os.O_CLOEXEC
@@ -264,17 +265,20 @@ def _is_same(source: ImageFolder, members: Sequence[int], path: Path, part: File
         return False
     with path.open("rb", buffering=0) as file:
         return all(
-            _is_same_content(source.name(member), part, i, file.fileno())
+            _is_same_content(source, member, part, i, file.fileno())
             for i, member in enumerate(members)
         )
 
 
-def _is_same_content(name: str, part: FileIndex, i: int, shard: int) -> bool:
+def _is_same_content(source: ImageFolder, member: int, part: FileIndex, i: int, shard: int) -> bool:
+    name = source.name(member)
     _, offset, size, *times = (int(part.extra[key][i]) for key in (*_PLACES, *_TIMES))
     status = os.lstat(name)
     if status.st_size != size:
         return False
-    return times == _times(status) or _read_plain(name) == os.pread(shard, size, offset)
+    if times == _times(status):
+        return True
+    return _read_member(name, source.max_pixels) == os.pread(shard, size, offset)
 
 
 def _times(status: os.stat_result) -> list[int]:
@@ -295,7 +299,7 @@ def _write(
         with tarfile.open(fileobj=file, mode="w") as archive:
             for member in members:
                 status = os.lstat(source.name(member))  # before: a change after it is seen
-                data = _read_plain(source.name(member))
+                data = _read_member(source.name(member), source.max_pixels)
                 info = tarfile.TarInfo(os.fsdecode(source.index.name(member)))
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
@@ -311,18 +315,18 @@ def _write(
     return part
 
 
-def _read_plain(path: str) -> bytes:
+def _read_member(path: str, max_pixels: int) -> bytes:
     """Return the bytes of a file that is no link: a link might lead to any file of this machine."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return read_plain(path, max_pixels, os.O_NOFOLLOW)
+    except BadImage as error:
+        raise ValueError(f"{path}: {error}") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ValueError(
                 f"{path} is a link: what is packed must lie in the folder itself"
             ) from error
         raise
-    with open(descriptor, "rb", buffering=0) as file:
-        return file.readall()
 
 
 def _verified(

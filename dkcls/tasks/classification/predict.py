@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dkcls.config import DataConfig
 from dkcls.data import create_loader
 from dkcls.data.encoded import EncodedImages
 from dkcls.data.named import find_images, read_image
@@ -27,16 +28,17 @@ class Prediction(NamedTuple):
 class ImageFiles(EncodedImages):
     """Images by their names, without classes."""
 
-    def __init__(self, paths: Sequence[str], taken: Input):
+    def __init__(self, paths: Sequence[str], taken: Input, max_pixels: int):
         transform = EvalTransform(taken.image_size, taken.crop_ratio, taken.interpolation)
         super().__init__(transform, taken.image_size, training=False, seed=0)
         self.paths, self.class_names = list(paths), []
+        self.max_pixels = max_pixels
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def read(self, index: int) -> bytes:
-        return read_image(self.paths[index])
+        return read_image(self.paths[index], self.max_pixels)
 
     def name(self, index: int) -> str:
         return self.paths[index]
@@ -75,8 +77,10 @@ class Predictor:
         batch_size: int = 64,
         workers: int = 0,
         precision: str = "fp32",
+        max_pixels: int = DataConfig.max_pixels,
     ):
         self.network, self.device, self.precision = network, device, precision
+        self.max_pixels = max_pixels
         self.top, self.batch_size, self.workers = min(top, network.num_classes), batch_size, workers
         self.model = network.model.to(device).eval()
         self.task = Classification(
@@ -89,7 +93,7 @@ class Predictor:
         self.bad = 0
 
     def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
-        files = ImageFiles(paths, self.network.input)
+        files = ImageFiles(paths, self.network.input, self.max_pixels)
         workers = min(self.workers, len(paths) // self.batch_size)
         loader = create_loader(
             files, self.batch_size, training=False, workers=workers, bad_limit=1.0

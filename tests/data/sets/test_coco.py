@@ -304,7 +304,10 @@ def test_boxes_beyond_their_image_or_without_area(box, clipped, note, tmp_path):
 BAD_FILES = {
     "missing": (os.remove, "No such file or directory"),
     "empty": (lambda path: path.write_bytes(b""), "empty file"),
-    "text": (lambda path: path.write_text("hello"), "not an image"),
+    "text": (
+        lambda path: path.write_text("hello"),
+        "not an image (JPEG, PNG, WebP, TIFF, BMP, PPM)",
+    ),
     "size": (
         lambda path: Image.new("RGB", (60, 41)).save(path),
         "height x width must be 40 x 60, as train.json has it, got 41 x 60",

@@ -16,6 +16,8 @@ from dkcls.data.transforms import EvalTransform
 from dkcls.errors import UserError
 from tests.data.common import assert_same_batches, make_dataset, photograph
 
+NOT_AN_IMAGE = "not an image (JPEG, PNG, WebP, TIFF, BMP, PPM)"
+
 
 def packed(folder, root, split="train", per_shard=9):
     source = ImageFolder(folder, split, EvalTransform(16), 16)
@@ -191,8 +193,8 @@ def test_no_index_is_left_that_shards_do_not_fit(folder, tmp_path, monkeypatch):
 def test_what_was_packed_is_not_read_again_while_its_times_are_the_same(
     folder, tmp_path, monkeypatch
 ):
-    read, names = module._read_plain, []
-    monkeypatch.setattr(module, "_read_plain", lambda name: names.append(name) or read(name))
+    read, names = module._read_member, []
+    monkeypatch.setattr(module, "_read_member", lambda n, most: names.append(n) or read(n, most))
     for settled, again in ((2.0, 22), (-1.0, 0)):  # files of this moment count as old, or not
         monkeypatch.setattr(module, "SETTLED", settled)
         packed(folder, tmp_path / f"tar{settled}")
@@ -261,7 +263,7 @@ def test_a_damaged_member_is_a_bad_file_and_a_short_shard_is_refused(shared_fold
     shard.write_bytes(content)
     loaded = dataset.load(np.array([4]))
     assert loaded.batch.indices.tolist() == [5]
-    assert loaded.bad[0].message == f"{shard}/{dataset.index.name(4).decode()}: not an image"
+    assert loaded.bad[0].message == f"{shard}/{dataset.index.name(4).decode()}: {NOT_AN_IMAGE}"
     shard.write_bytes(content[:2000])
     with pytest.raises(
         UserError, match=r"train-00000\.tar must have \d+ bytes, as its index says, got 2000"
