@@ -139,6 +139,8 @@ def bombs(lab: Lab) -> Row:
             problems.append(f"{counted} validation images instead of {VAL + 1}")
         row.check(problems, f"a run, {ranks} ranks")
     row.check(_check_data(lab, images, expected), "check-data")
+    if lab.short:
+        return row
     for place in places:
         for path in place.glob("*.*"):
             path.unlink()
@@ -165,7 +167,7 @@ def _hang(lab: Lab, row: Row, images: Path) -> None:
     plugin = ("--plugin", "scripts.drill.stuck", *FOLDER, "data.name=stuck", f"data.root={images}")
     whole = lab.expected(*plugin, **own_cache(lab))
     mark, reading = images / "stuck", images / "reading"
-    for split in ("train", "val")[: lab.many(2, 1)]:
+    for split in ("train", "val"):
         name = str(sorted((images / split).rglob("*.jpg"))[7])
         mark.write_text(name)
         folder = lab.folder / f"asked_{split}"

@@ -21,7 +21,7 @@ def test_nothing_is_lost():
     )
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 14
+    assert len(rows) == 18
     assert all(row.endswith("| nothing |") for row in rows)
 
 
