@@ -4,6 +4,8 @@ One process without torchrun is a world of one.
 """
 
 import os
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +19,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from dkcls.engine.heartbeat import heartbeat
 from dkcls.errors import RankError, UserError
-
-# The last reference to a group is one of Python's, which is dropped without the GIL as the process
-# ends. A DDP that held the last one would wait for gloo's threads with the GIL, and they for it.
-_groups: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,6 @@ def start(device: str, timeout: float) -> Iterator[World]:
         world_size=size,
         timeout=limit,
     )
-    _groups.append(dist.group.WORLD)
     try:
         with heartbeat(dist.PrefixStore("heartbeat", store.clone()), rank, size, timeout):
             yield World(place, rank, size)
@@ -154,7 +151,20 @@ def start(device: str, timeout: float) -> Iterator[World]:
             raise RankError(f"lost the connection to another rank ({reason})") from error
         raise
     finally:
+        _forget_models()
         dist.destroy_process_group()
+
+
+def _forget_models() -> None:
+    """Let go of every DistributedDataParallel, also of those in the frames of an error.
+
+    One that outlives the process group ends it, and waits for gloo's threads while it holds the
+    GIL, which they may be waiting for.
+    """
+    error = sys.exc_info()[1]
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _store(timeout: timedelta) -> dist.Store:

@@ -48,45 +48,51 @@ def train(config: Config) -> dict[str, Any] | None:
                 logger.info("dry run of %s: building it", config.name)
                 dry_run(build_trainer(config, world))
             return None
-        run = RunDirectory(Path(config.out) / config.name)
-        with ExitStack() as stack:
-            with world.together():
-                if world.is_main:
-                    stack.enter_context(run.hold())
-                    run.check_config(config)
-            result: dict[str, Any] | None = world.from_main(
-                run.finished(config) if world.is_main else None
-            )
-            if result is not None:
-                return result if world.is_main else None
-            with world.together():
-                trainer = build_trainer(config, world)
-            _resume(trainer, run, world)
-            seconds = 0.0
-            with world.together():
-                if world.is_main:
-                    seconds = run.rewind(trainer.step, trainer.evaluation_due)
-                    run.write_config(config)
-            log = None
+        return _train(config, RunDirectory(Path(config.out) / config.name), world, stop)
+
+
+def _train(
+    config: Config, run: RunDirectory, world: World, stop: StopRequest
+) -> dict[str, Any] | None:
+    """Train, or resume, on a rank that has met the others. The trainer does not outlive it."""
+    with ExitStack() as stack:
+        with world.together():
             if world.is_main:
-                log = Log(
-                    run.path,
-                    trainer.step,
-                    trainer.total_steps,
-                    config.log.to,
-                    shown=trainer.task.shown,
-                    seconds=seconds,
-                )
-                stack.enter_context(log)
-                _introduce(trainer, log)
-            result = dict(trainer.fit(run, log, stop))
-            if log is None:
-                return None
-            result |= {"name": config.name, "parameters": count_parameters(trainer.model)}
-            macs = count_macs(trainer.parts.counted, trainer.parts.input_size)
-            result |= {"macs": macs, "seconds": log.seconds}
-            run.finish(result)
-            return result
+                stack.enter_context(run.hold())
+                run.check_config(config)
+        result: dict[str, Any] | None = world.from_main(
+            run.finished(config) if world.is_main else None
+        )
+        if result is not None:
+            return result if world.is_main else None
+        with world.together():
+            trainer = build_trainer(config, world)
+        _resume(trainer, run, world)
+        seconds = 0.0
+        with world.together():
+            if world.is_main:
+                seconds = run.rewind(trainer.step, trainer.evaluation_due)
+                run.write_config(config)
+        log = None
+        if world.is_main:
+            log = Log(
+                run.path,
+                trainer.step,
+                trainer.total_steps,
+                config.log.to,
+                shown=trainer.task.shown,
+                seconds=seconds,
+            )
+            stack.enter_context(log)
+            _introduce(trainer, log)
+        result = dict(trainer.fit(run, log, stop))
+        if log is None:
+            return None
+        result |= {"name": config.name, "parameters": count_parameters(trainer.model)}
+        macs = count_macs(trainer.parts.counted, trainer.parts.input_size)
+        result |= {"macs": macs, "seconds": log.seconds}
+        run.finish(result)
+        return result
 
 
 @contextmanager

@@ -1,19 +1,24 @@
 """Two ranks do what one does at the same global batch."""
 
+import gc
 import json
 import math
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore
+from torch.nn.parallel import DistributedDataParallel
 
 from dkcls.engine import distributed
 from dkcls.engine.network import create_network
 from dkcls.engine.run import build_trainer
+from dkcls.engine.trainer import Trainer
 from dkcls.errors import UserError
 from tests.engine.checkpoints import write_images
 from tests.engine.common import (
@@ -131,6 +136,31 @@ def test_weights_are_those_of_one_rank(runs, other):
             name
         )
     assert (one["model"]["classifier.bias"] - start.classifier.bias.detach()).norm() > 0.01
+
+
+@pytest.mark.parametrize(("broken", "code"), [(False, 0), (True, 1)])
+def test_models_end_before_the_process_group(tmp_path, broken, code):
+    """One that outlives it waits, now and then, for threads that wait for it."""
+    destroy = dist.destroy_process_group
+
+    def note_and_destroy():
+        alive = [type(o) for o in gc.get_objects() if isinstance(o, DistributedDataParallel)]
+        Path(f"models{os.environ['RANK']}.txt").write_text(str(alive))
+        destroy()
+
+    def fail(trainer, batches):
+        raise RuntimeError("in a step")
+
+    def work():
+        patch = pytest.MonkeyPatch()
+        patch.setattr(dist, "destroy_process_group", note_and_destroy)
+        if broken:
+            patch.setattr(Trainer, "train_step", fail)
+        return run_here(patch, tmp_path, "schedule.epochs=1", "data.workers=0")
+
+    assert on_ranks(tmp_path, work) == [code] * 2
+    for rank in range(2):
+        assert (tmp_path / f"models{rank}.txt").read_text() == "[]"
 
 
 def test_what_is_evaluated_is_what_is_saved(tmp_path, monkeypatch):
