@@ -6,12 +6,12 @@ import torchvision
 from safetensors.torch import save_file
 
 from dkcls.config import OptimConfig
-from dkcls.engine.network import load
+from dkcls.engine.network import load, read_weights
 from dkcls.engine.optim import freeze_, parameter_groups
 from dkcls.errors import UserError
 from dkcls.models.weights import load_weights_
 from tests.engine.checkpoints import write_checkpoint, write_images
-from tests.engine.common import last_state, metric_lines, run_here
+from tests.engine.common import last_state, metric_lines, run_here, same_bits
 from tests.models.common import awake, create, images
 
 FINETUNE = (
@@ -134,6 +134,15 @@ def test_from_rigid_weights_of_torchvision(photos, tmp_path, monkeypatch, capsys
         "there is nothing to train under 'block.3'; the network has conv_stem, bn1, blocks"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_weights_within_the_checkpoint_of_another_library(tmp_path, key):
+    weights = {"conv.weight": torch.randn(2, 1, 3, 3)}
+    torch.save({"epoch": 3, key: weights}, tmp_path / "a.pth")
+    found = read_weights(tmp_path / "a.pth")
+    assert found.card is None
+    assert same_bits(found.tensors, weights)
 
 
 def test_every_parameter_is_in_one_group():
