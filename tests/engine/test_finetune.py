@@ -1,6 +1,7 @@
 """Fine-tuning for other classes: a fresh head, a slower or frozen backbone, grey weights."""
 
 import pytest
+import timm
 import torch
 import torchvision
 from safetensors.torch import save_file
@@ -134,6 +135,24 @@ def test_from_rigid_weights_of_torchvision(photos, tmp_path, monkeypatch, capsys
         "there is nothing to train under 'block.3'; the network has conv_stem, bn1, blocks"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("resnet18", ("conv1", "bn1", "layer1")),
+        ("mobilenetv2_100", ("conv_stem", "bn1", "blocks.0", "blocks.1")),
+    ],
+)
+def test_the_stem_is_all_up_to_the_end_of_the_first_stage(name, stem):
+    model = timm.create_model(name)
+    freeze_(model, "stem")
+    names = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert names == [n for n, _ in model.named_parameters() if f"{n}.".startswith(dotted(stem))]
+
+
+def dotted(names):
+    return tuple(f"{name}." for name in names)
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model"])
