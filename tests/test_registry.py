@@ -26,6 +26,14 @@ def test_a_name_is_taken_but_by_the_same_definition():
         things.find("y")
 
 
+def test_a_name_that_nobody_registered_is_its_own_label():
+    """As in a report on the run of a plug-in that is not imported."""
+    things = Registry("thing")
+    things.register("x", label="an x")(make("a"))
+    things.register("y")(make("b"))
+    assert [things.label(name) for name in "xyz"] == ["an x", "y", "z"]
+
+
 class Handed(LocalDeformKernel2d):
     def __init__(self, *shape, reach=1.0, **options):
         super().__init__(*shape, **options)
