@@ -50,7 +50,7 @@ class OneImage(EncodedImages):
 def fuzz_images(lab: Lab) -> Row:
     """Decode, crop and resize random files in a separate process, whose answers are checked."""
     row = Row("image files changed, cut and glued at random", outcome="an image or a bad file")
-    count, found = lab.many(5000, 200), lab.folder / "found.jsonl"
+    count, found = lab.many(5000, 100), lab.folder / "found.jsonl"
     process = fork_server().Process(target=_fuzz, args=(lab.random.getrandbits(32), count, found))
     process.start()
     process.join()
