@@ -22,7 +22,7 @@ from dkcls.config.checks import check_choice
 
 @dataclass
 class Arguments:
-    """What is listed."""
+    """The list to print."""
 
     what: str = REQUIRED  # layers, data, tasks, loggers, models, experiments, recipes
     match: str = "*"  # a pattern of the names, such as resnet*

@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, and the devices that PyTorch sees."""
+"""Lines for a bug report: versions, and the devices that PyTorch sees."""
 
 import platform
 import subprocess

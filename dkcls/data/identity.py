@@ -1,4 +1,4 @@
-"""What tells the data of one run from that of another, in a value to be kept and compared."""
+"""Identity of a run's data: a value to be kept with the run, and compared when it resumes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

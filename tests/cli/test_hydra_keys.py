@@ -1,4 +1,4 @@
-"""What Hydra's own section of a config may hold: the table, and nothing beside it."""
+"""Hydra's own section of a config may hold the table, and nothing beside it."""
 
 import sys
 from pathlib import Path

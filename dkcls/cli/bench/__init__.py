@@ -39,7 +39,7 @@ OWN = {"ops": ("shapes",), "networks": ("names", "image_size")}
 
 @dataclass
 class Arguments:
-    """What is timed, where, and for how long."""
+    """The things to time, the device, and the length of it."""
 
     what: str = REQUIRED  # ops, networks
     device: str = "cpu"  # cpu, cuda
