@@ -46,12 +46,28 @@ def is_plain(path: Path) -> bool:
         return False
 
 
+class NotPlain(OSError):
+    """Error for a folder, a pipe or a device in a file's place: the last two might never end."""
+
+
+def open_plain(path: str | bytes | os.PathLike, flags: int = 0) -> int:
+    """Return the descriptor of a file; NotPlain for anything else, which is not waited for.
+
+    `flags` are added to those of `os.open`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise NotPlain(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        raise NotPlain(errno.EINVAL, "it is not a plain file", os.fspath(path))
+    return descriptor
+
+
 def read_plain(path: Path) -> bytes:
-    """Return a file's content; OSError for a pipe or a device, which might never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which waits for nobody at a pipe
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    """Return a file's content."""
+    with open(open_plain(path), "rb") as file:
         return file.read()
 
 

@@ -12,7 +12,6 @@ Of more than 8 bits the 8 highest are kept.
 
 import io
 import os
-import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +36,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 
 from dkcls.config import DataConfig
+from dkcls.files import NotPlain, open_plain
 
 try:
     import simplejpeg
@@ -72,18 +72,17 @@ class BadImage(Exception):
 def read_plain(path: str | bytes | os.PathLike, max_pixels: int, flags: int = 0) -> bytes:
     """Return the bytes of an image file. BadImage if it is no plain file, or too large.
 
-    A FIFO or a device is neither read nor waited for. `flags` are added to those of `os.open`.
+    `flags` are added to those of `os.open`.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadImage("not a plain file")
-        check_bytes(status.st_size, max_pixels)
-        data = os.read(descriptor, status.st_size)
-        while len(data) < status.st_size and (
-            more := os.read(descriptor, status.st_size - len(data))
-        ):
+        descriptor = open_plain(path, flags)
+    except NotPlain:
+        raise BadImage("not a plain file") from None
+    try:
+        size = os.fstat(descriptor).st_size
+        check_bytes(size, max_pixels)
+        data = os.read(descriptor, size)
+        while len(data) < size and (more := os.read(descriptor, size - len(data))):
             data += more
         return data
     finally:
